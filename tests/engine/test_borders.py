@@ -115,11 +115,11 @@ def changed(kind: Any, changes: dict[str, Any]) -> Any:
     return type(kind.__name__, (kind,), {name: wrapped(getattr(kind, name), own) for name, own in changes.items()})
 
 
-def averaging(**changes: Any) -> type[Method]:
-    """A right method, but for what functions of its exchange `Mean` or its own return."""
-    own = {name: changes.pop(name) for name in list(changes) if hasattr(Averaging, name)}
-    method: type[Method] = changed(Averaging, own)
-    method.exchange = changed(type("Mean", (Averaged,), {}), changes)
+def averaging(function: str = "", change: Any = None) -> type[Method]:
+    """A right method, but for what one function, its own or of its exchange `Mean`, returns."""
+    changes, own = {function: change} if function else {}, hasattr(Averaging, function)
+    method: type[Method] = changed(Averaging, changes if own else {})
+    method.exchange = changed(type("Mean", (Averaged,), {}), {} if own else changes)
     return method
 
 
@@ -159,80 +159,45 @@ class SendsBeforeHearing(Copied):
     about_last_steps, exchange = False, Stepped
 
 
-def rows(cohort: Cohort) -> Tensor:
-    return cohort.params[:, :3]
-
-
+# A function, what is made of what it should return, and what is said of it then.
+WRONG: dict[str, tuple[str, Any, str]] = {
+    "no pair": ("client_send", lambda c, v: v, "got a dict"),
+    "clients dropped": ("client_send", lambda c, v: (c.rows(slice(0, 1)), v), r"got clients \(0,\)"),
+    "state added": ("client_send", lambda c, v: (c.with_state(late=c.params), v), "state: .*'late'.* client_start mak"),
+    "state retyped": ("client_send", lambda c, v: (c.with_state(shared=c.params.double()), v), "state: shared: got to"),
+    "scratch": ("client_send", lambda c, v: (c.with_scratch(mean=torch.zeros(1, 3)), v), r'scratch\["mean"\]: got .*3'),
+    "message too short": ("client_send", lambda c, v: (c, {"model": v["model"][:, 1:]}), r"field 'model': .*\[5, 1509"),
+    "message in float64": ("client_send", lambda c, v: (c, {"model": v["model"].double()}), "field 'model': got torch"),
+    "field not declared": ("client_send", lambda c, v: (c, {**v, "more": c.params}), "got values for .*'more'"),
+    "server without a key": ("server_reply", lambda s, v: s["nothing"], "raised KeyError: 'nothing'"),
+    "server retyped": ("server_reply", lambda s, v: ({"model": s["model"].double()}, v), "state: model: got torch.flo"),
+    "server state is a number": ("server_start", lambda s: {"model": 0.0}, "model: got a float"),
+    "answer with rows": ("server_reply", lambda s, v: (s, {"model": v["model"][None]}), r"field 'model': .*\[1, 1510"),
+    "params without rows": ("client_receive", lambda c: replace(c, params=c.params[0]), r"params: got .*\[1510\]"),
+    "nothing returned": ("client_receive", lambda c: None, "got a NoneType"),
+    "state without rows": (
+        "client_start",
+        lambda c: c.with_state(shared=c.params[0]),
+        r'state\["shared"\]: got .*1510',
+    ),
+    "rest without rows": ("client_rest", lambda c: c.with_state(shared=c.state["shared"][0]), "state: shared: got"),
+}
 REFUSED = {
     "gradient of one row": (with_objective(gradient_of=lambda p: p[:1]), r"Bent\.gradient: got .*\[1, 1510\]"),
     "gradient is a number": (with_objective(gradient_of=lambda p: 0.0), r"Bent\.gradient: got a float"),
     "step in float64": (with_objective(step_of=Tensor.double), r"Bent\.after_step: got torch.float64"),
     "loss summed over clients": (with_objective(loss_of=Tensor.sum), r"Bent\.loss: got .*\[\].*expected .*\[5\]"),
-    "unmarked inside a dict": (with_objective(held=lambda c: {"a": [1, rows(c)]}), r"Bent\.held\['a'\]\[1\]: got"),
+    "unmarked inside a dict": (with_objective(held=lambda c: {"a": [1, c.params]}), r"Bent\.held\['a'\]\[1\]: got"),
     "marked without rows": (with_objective(held=lambda c: PerClient(c.params[0])), r"Bent\.held: got .*\[5, …\]"),
     "unmarked in a second training": (UnmarkedSecond, r"Proximal\.anchor: got .*PerClient"),
-    "no pair": (averaging(client_send=lambda c, v: v), r"Mean\.client_send: got a dict"),
-    "clients dropped": (averaging(client_send=lambda c, v: (c.rows(slice(0, 1)), v)), r"client_send: got clients \(0,"),
-    "state added": (
-        averaging(client_send=lambda c, v: (c.with_state(late=c.params), v)),
-        r"Mean\.client_send: state: .*'late'.* client_start makes",
-    ),
-    "state retyped": (
-        averaging(client_send=lambda c, v: (c.with_state(shared=c.params.double()), v)),
-        r"Mean\.client_send: state: shared: got torch.float64",
-    ),
-    "scratch without rows": (
-        averaging(client_send=lambda c, v: (c.with_scratch(mean=torch.zeros(1, 3, 2)), v)),
-        r'scratch\["mean"\]: got .*\[1, 3, 2\]',
-    ),
-    "message too short": (
-        averaging(client_send=lambda c, v: (c, {"model": v["model"][:, 1:]})),
-        r"field 'model': got .*\[5, 1509\].* expected .*\[5, 1510\]",
-    ),
-    "message in float64": (
-        averaging(client_send=lambda c, v: (c, {"model": v["model"].double()})),
-        r"field 'model': got torch.float64",
-    ),
-    "field not declared": (
-        averaging(client_send=lambda c, v: (c, {**v, "more": c.params})),
-        r"Mean\.client_send: got values for \['model', 'more'\]",
-    ),
-    "server without a key": (
-        averaging(server_reply=lambda s, v: s["nothing"]),
-        r"Mean\.server_reply: raised KeyError: 'nothing'",
-    ),
-    "server state retyped": (
-        averaging(server_reply=lambda s, v: ({"model": s["model"].double()}, v)),
-        r"Mean\.server_reply: state: model: got torch.float64",
-    ),
-    "server state is a number": (
-        averaging(server_start=lambda s: {"model": 0.0}),
-        r"server_start: model: got a float",
-    ),
-    "answer with a clients axis": (
-        averaging(server_reply=lambda s, v: (s, {"model": v["model"][None]})),
-        r"server_reply: field 'model': .*\[1, 1510\]",
-    ),
     "another model at the server": (
-        averaging(server_reply=lambda s, v: ({"model": s["model"] + 1}, v)),
-        r"client_receive: .*not the server's",
-    ),
-    "params without rows": (
-        averaging(client_receive=lambda c: replace(c, params=c.params[0])),
-        r"Mean\.client_receive: params: got .*\[1510\]",
-    ),
-    "nothing returned": (averaging(client_receive=lambda c: None), r"Mean\.client_receive: got a NoneType"),
-    "state without rows": (
-        averaging(client_start=lambda c: c.with_state(shared=c.params[0])),
-        r'client_start: state\["shared"\]: got .*\[1510\]',
-    ),
-    "rest without rows": (
-        averaging(client_rest=lambda c: c.with_state(shared=c.state["shared"][0])),
-        r"client_rest: state: shared: got",
+        averaging("server_reply", lambda s, v: ({"model": s["model"] + 1}, v)),
+        r"Mean\.client_receive: .*not the server's",
     ),
     "nothing heard": (NothingHeard, r"objective: raised KeyError: 'nothing'"),
     "tracks copied": (Copied, r'Changes\.client_receive: uses state\["model"\].*leave `tracks` true'),
     "sends before hearing": (SendsBeforeHearing, r'Stepped\.client_send: uses state\["model"\]'),
+    **{name: (averaging(call, change), rf"{call}: {message}") for name, (call, change, message) in WRONG.items()},
 }
 
 
@@ -344,7 +309,7 @@ FAILING = {
     "draws from torch's generator": (Random, "determinism", "two runs with the same seed differ in"),
     "keeps state on itself": (Remembers, "resume", "resumption from a checkpoint differ in params"),
     "who was absent misses changes": (
-        averaging(client_receive=lambda c: c.with_state(shared=c.state["shared"] + c.params)),
+        averaging("client_receive", lambda c: c.with_state(shared=c.state["shared"] + c.params)),
         "participation",
         r'state\["shared"\] is the same with all clients',
     ),
