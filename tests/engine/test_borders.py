@@ -163,23 +163,23 @@ class SendsBeforeHearing(Copied):
 WRONG: dict[str, tuple[str, Any, str]] = {
     "no pair": ("client_send", lambda c, v: v, "got a dict"),
     "clients dropped": ("client_send", lambda c, v: (c.rows(slice(0, 1)), v), r"got clients \(0,\)"),
-    "state added": ("client_send", lambda c, v: (c.with_state(late=c.params), v), "state: .*'late'.* client_start mak"),
-    "state retyped": ("client_send", lambda c, v: (c.with_state(shared=c.params.double()), v), "state: shared: got to"),
-    "scratch": ("client_send", lambda c, v: (c.with_scratch(mean=torch.zeros(1, 3)), v), r'scratch\["mean"\]: got .*3'),
-    "message too short": ("client_send", lambda c, v: (c, {"model": v["model"][:, 1:]}), r"field 'model': .*\[5, 1509"),
-    "message in float64": ("client_send", lambda c, v: (c, {"model": v["model"].double()}), "field 'model': got torch"),
+    "state added": ("client_send", lambda c, v: (c.with_state(late=c.params), v), "state: .*'late'.* client_start"),
+    "state retyped": ("client_send", lambda c, v: (c.with_state(shared=c.params.double()), v), "shared: got .*float64"),
+    "scratch": ("client_send", lambda c, v: (c.with_scratch(mean=torch.zeros(1, 3)), v), r'"mean"\]: got .*\[1, 3\]'),
+    "message too short": (
+        "client_send",
+        lambda c, v: (c, {"model": v["model"][:, 1:]}),
+        r"field 'model': got .*\[5, 1509\].* expected .*\[5, 1510\]",
+    ),
+    "message in float64": ("client_send", lambda c, v: (c, {"model": v["model"].double()}), "'model': got .*float64"),
     "field not declared": ("client_send", lambda c, v: (c, {**v, "more": c.params}), "got values for .*'more'"),
     "server without a key": ("server_reply", lambda s, v: s["nothing"], "raised KeyError: 'nothing'"),
-    "server retyped": ("server_reply", lambda s, v: ({"model": s["model"].double()}, v), "state: model: got torch.flo"),
+    "server retyped": ("server_reply", lambda s, v: ({"model": s["model"].double()}, v), "model: got .*float64"),
     "server state is a number": ("server_start", lambda s: {"model": 0.0}, "model: got a float"),
-    "answer with rows": ("server_reply", lambda s, v: (s, {"model": v["model"][None]}), r"field 'model': .*\[1, 1510"),
+    "answer with rows": ("server_reply", lambda s, v: (s, {"model": v["model"][None]}), r"'model': .*\[1, 1510\]"),
     "params without rows": ("client_receive", lambda c: replace(c, params=c.params[0]), r"params: got .*\[1510\]"),
     "nothing returned": ("client_receive", lambda c: None, "got a NoneType"),
-    "state without rows": (
-        "client_start",
-        lambda c: c.with_state(shared=c.params[0]),
-        r'state\["shared"\]: got .*1510',
-    ),
+    "state without rows": ("client_start", lambda c: c.with_state(shared=c.params[0]), r'"shared"\]: got .*\[1510\]'),
     "rest without rows": ("client_rest", lambda c: c.with_state(shared=c.state["shared"][0]), "state: shared: got"),
 }
 REFUSED = {
@@ -197,7 +197,7 @@ REFUSED = {
     "nothing heard": (NothingHeard, r"objective: raised KeyError: 'nothing'"),
     "tracks copied": (Copied, r'Changes\.client_receive: uses state\["model"\].*leave `tracks` true'),
     "sends before hearing": (SendsBeforeHearing, r'Stepped\.client_send: uses state\["model"\]'),
-    **{name: (averaging(call, change), rf"{call}: {message}") for name, (call, change, message) in WRONG.items()},
+    **{name: (averaging(call, change), f"{call}: .*{message}") for name, (call, change, message) in WRONG.items()},
 }
 
 
