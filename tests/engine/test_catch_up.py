@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from math import sqrt
 from typing import Any
 
 import numpy as np
+import plain_client as plain
 import pytest
 import torch
 
@@ -32,19 +32,10 @@ ALMOST = ("obcsaa", {"downlink": "sum"})  # whose decoder gives clients the serv
 tracked = pytest.mark.parametrize(("method", "settings"), TRACKED)
 
 
-def golomb_bits(places: np.ndarray, dim: int) -> int:
-    """By its definition in the protocol."""
-    positions, b = np.flatnonzero(places), 0
-    while (1 - len(positions) / dim) ** (2**b) >= (sqrt(5) - 1) / 2:
-        b += 1
-    gaps = np.diff(positions, prepend=-1) - 1
-    return sum(int(gap) // 2**b + 1 + b for gap in gaps)
-
-
 def partial_bytes(places: np.ndarray, more: int) -> int:
-    """A frame with some entries of w: since, how many, places, values, and what is tracked besides."""
-    count = int(places.sum())
-    return HEADER_BYTES + 8 + (-(-golomb_bits(places, len(places)) // 8) if count else 0) + 4 * count + more
+    """A frame with some entries of w, by the second implementation, and with what is tracked besides."""
+    fields = plain.Count(), plain.Places(len(places)), plain.MaskedRows(1, len(places), 1)
+    return HEADER_BYTES + len(plain.write_payload(fields, [[0], places, np.zeros((len(places), 1))])) + more
 
 
 @pytest.mark.parametrize("cohort_size", [0, 1])

@@ -16,7 +16,7 @@ from pfedlms.cohort import Cohort
 from pfedlms.methods import METHODS
 from pfedlms.methods.contract import Method, Objective, PerClient
 from pfedlms.methods.local import Local
-from plain_loops import CLIENTS, Loop, federate, network, played
+from plain_loops import CLIENTS, Loop, network, played
 
 
 def test_a_second_training_starts_with_the_momentum_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,3 @@ def test_a_loss_on_features_has_each_clients_own_tensors(
     monkeypatch.setitem(METHODS, Centred.name, Centred)
     alone, together = (played(Centred.name, 1, module=module(), cohort_size=size)["params"] for size in (1, 0))
     assert torch.equal(alone, together)
-
-
-def test_task_knows_the_number_of_local_steps() -> None:
-    assert federate("local", local_steps=7).method.task.local_steps == 7

@@ -3,15 +3,14 @@ of. What the paper states about it is in tests/theory."""
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import pytest
 import torch
 
 from definitions import dense_model
 from factories import RATIO, SEED, SIZES, layout_of, normal, sketch_of
 from pfedlms.backend import plain
-from pfedlms.sketch import Sketch, sketch_of_round
+from pfedlms.engine.graphs import rebuilt
+from pfedlms.sketch import sketch_of_round
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -61,24 +60,13 @@ def test_the_definition_can_be_differentiated() -> None:
     torch.testing.assert_close(theta.grad, u @ dense_model(SIZES, RATIO, SEED), rtol=1e-12, atol=1e-12)
 
 
-# --- what it is made of -----------------------------------------------------------------------------------------------
-
-
-def test_a_sketch_rebuilt_from_its_fields_is_the_same_one() -> None:
+def test_a_sketch_is_what_its_fields_are() -> None:
     """What it has computed for itself is not taken along: with other tensors in its fields it is another sketch."""
     theta, (first, second) = normal(2, sum(SIZES)), (sketch_of(*SIZES, epoch=epoch) for epoch in (0, 1))
     expected = first.forward(theta), second.forward(theta)
-    copy = object.__new__(Sketch)
-    for field in fields(first):
-        value = getattr(first, field.name)
-        object.__setattr__(copy, field.name, value.clone() if isinstance(value, torch.Tensor) else value)
-    copy.keys.copy_(second.keys)
-    copy.rows.copy_(second.rows)
+    copy = rebuilt(first, iter([second.keys, second.rows]))
     assert torch.equal(copy.forward(theta), expected[1])
     assert torch.equal(first.forward(theta), expected[0])
-
-
-# --- what it is a function of -----------------------------------------------------------------------------------------
 
 
 def test_a_sketch_that_is_kept_is_the_one_that_is_asked_for() -> None:
