@@ -163,8 +163,11 @@ def test_methods_that_need_only_the_current_answer_never_catch_up() -> None:
 def test_who_has_missed_much_still_catches_up_over_a_link_that_loses(method: str) -> None:
     """Three of eight clients a round, a tenth of all that is sent lost. What a client is sent to catch up is lost
     together, so that nobody takes part with a probability below 0.9 · 0.9, however long it was away."""
-    chosen = federation(method, digits(8), participation=0.4, lost=0.1, quorum=0.1)
-    reports = [chosen.play_round() for _ in range(50)]
+    chosen, reports = federation(method, digits(8), participation=0.4, lost=0.1, quorum=0.1), []
+    for _ in range(50):
+        reports.append(chosen.play_round())
+        state = chosen.state()
+        assert (state["state"]["model"] == state["server"]["model"]).all()
     assert sum(len(report.participants) for report in reports[20:]) > 0.7 * 30 * 3
     assert sum(report.rejected for report in reports) > 0
     assert sum(report.unheard for report in reports) > 0

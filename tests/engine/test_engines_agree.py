@@ -25,12 +25,8 @@ from pfedlms.step.own import over_clients
 
 CLIENTS, SEED, ROUNDS, STEPS, RATE = 6, 3, 3, 3, 0.01
 REFERENCE, UNEVEN, STACKED = 1, 3, 0
+DIGITS = factories.digits(CLIENTS, SEED)
 federate = partial(factories.federation, seed=SEED, local_steps=STEPS, learning_rate=RATE, weight_decay=1e-2)
-
-
-@pytest.fixture
-def digits() -> FederatedData:
-    return factories.digits(CLIENTS, SEED)
 
 
 def dnn() -> nn.Module:
@@ -100,16 +96,16 @@ EPOCHS = [(name, "epochs", with_batch_norm) for name in ("local", "scaffold", "o
 
 
 @pytest.mark.parametrize(("name", "way", "factory"), [*EVERY_WAY, *EVERY_METHOD, *EPOCHS])
-def test_engines_agree(name: str, way: str, factory: Callable[[], nn.Module], digits: FederatedData) -> None:
+def test_engines_agree(name: str, way: str, factory: Callable[[], nn.Module]) -> None:
     """Tolerance: none, every bit is the same, of what is sent, measured and kept. With some of the clients in a round,
     which then have taken different numbers of steps."""
     module, options = seeded(factory), {**WAYS[way], "participation": 0.7}
-    reference, kept = played(name, digits, module, cohort_size=REFERENCE, **options)
+    reference, kept = played(name, DIGITS, module, cohort_size=REFERENCE, **options)
     for cohort_size in (STACKED, UNEVEN):
-        seen, state = played(name, digits, module, cohort_size=cohort_size, **options)
+        seen, state = played(name, DIGITS, module, cohort_size=cohort_size, **options)
         assert seen == reference
         assert all(torch.equal(value, kept[path]) for path, value in state.items())
-    plain, _ = played(name, digits, module, cohort_size=STACKED, participation=0.7)
+    plain, _ = played(name, DIGITS, module, cohort_size=STACKED, participation=0.7)
     assert plain != reference  # the setting does something
     moved = kept["/params"] - nn.utils.parameters_to_vector(module.parameters())
     assert (moved.abs().amax(dim=1) > 0.001).all()  # everybody learned something, so there was something to agree on
@@ -118,18 +114,17 @@ def test_engines_agree(name: str, way: str, factory: Callable[[], nn.Module], di
 @pytest.mark.parametrize("way", ["adamw", "all"])
 def test_engines_agree_on_convolutions(way: str) -> None:
     """Where clients are spread over threads and one of them is not."""
-    data, module = factories.digits(CLIENTS, SEED), seeded(convolutional)
-    reference = played("fedavg", data, module, cohort_size=1, **WAYS[way])
-    seen, state = played("fedavg", data, module, cohort_size=0, **WAYS[way])
+    module = seeded(convolutional)
+    reference = played("fedavg", DIGITS, module, cohort_size=1, **WAYS[way])
+    seen, state = played("fedavg", DIGITS, module, cohort_size=0, **WAYS[way])
     assert seen == reference[0]
     assert all(torch.equal(value, reference[1][path]) for path, value in state.items())
 
 
 def test_adamw_starts_anew_where_momentum_does() -> None:
     """A personal method keeps what AdamW has; where all go on from a new model, its steps are counted from zero."""
-    data = factories.digits(CLIENTS, SEED)
     for name, steps in (("local", STEPS * (ROUNDS + 1)), ("fedavg", STEPS), ("sketchvote", STEPS)):
-        _, state = played(name, data, seeded(dnn), optimizer="adamw")
+        _, state = played(name, DIGITS, seeded(dnn), optimizer="adamw")
         assert state["/momentum"].shape[1] == 2 * state["/params"].shape[1] + 1
         assert (state["/momentum"][:, -1] == steps).all()
 
@@ -149,10 +144,9 @@ def test_zsigns_gamma_is_the_rate_of_the_steps_it_is_about() -> None:
 
 
 def test_pfedlms_warns_of_its_pull_with_sgd_alone() -> None:
-    data = factories.digits(CLIENTS, SEED)
     with pytest.warns(UserWarning, match=r"method\.strength: 2 η λ / ratio"):
-        federate("pfedlms", data, seeded(dnn), learning_rate=1.0, schedule="cosine", rounds=9)
-    federate("pfedlms", data, seeded(dnn), learning_rate=1.0, optimizer="adamw")  # warnings are errors
+        federate("pfedlms", DIGITS, seeded(dnn), learning_rate=1.0, schedule="cosine", rounds=9)
+    federate("pfedlms", DIGITS, seeded(dnn), learning_rate=1.0, optimizer="adamw")  # warnings are errors
 
 
 # --- a plain loop -----------------------------------------------------------------------------------------------------
@@ -188,19 +182,19 @@ def plain_loop(module: nn.Module, data: FederatedData, client: int, steps: int, 
     ],
 )
 def test_local_is_a_plain_pytorch_loop(
-    factory: Callable[[], nn.Module], options: dict[str, Any], cohort_size: int, digits: FederatedData
+    factory: Callable[[], nn.Module], options: dict[str, Any], cohort_size: int
 ) -> None:
     """And it takes (R + 1) E steps: E before the first round, then E in each."""
     module, steps = seeded(factory), (ROUNDS + 1) * STEPS
-    federation = federate("local", digits, module, cohort_size=cohort_size, **{**options, "learning_rate": 0.1})
+    federation = federate("local", DIGITS, module, cohort_size=cohort_size, **{**options, "learning_rate": 0.1})
     measured = factories.played(federation, ROUNDS).evaluate()
     for client in (0, CLIENTS - 1):
-        expected, got = plain_loop(module, digits, client, steps, **options), federation.client_state_dict(client)
+        expected, got = plain_loop(module, DIGITS, client, steps, **options), federation.client_state_dict(client)
         assert got.keys() == expected.state_dict().keys()
         for name, value in expected.state_dict().items():
             torch.testing.assert_close(got[name], value, rtol=0, atol=1e-5)
-        assert measured.correct[client] == correct_by_hand(expected, digits, client)
-    one_more = plain_loop(module, digits, CLIENTS - 1, steps + 1, **options).state_dict()
+        assert measured.correct[client] == correct_by_hand(expected, DIGITS, client)
+    one_more = plain_loop(module, DIGITS, CLIENTS - 1, steps + 1, **options).state_dict()
     assert max(float((value - one_more[name]).abs().max()) for name, value in got.items()) > 1e-4
 
 
@@ -210,20 +204,20 @@ def correct_by_hand(module: nn.Module, data: FederatedData, client: int) -> int:
         return int((module.eval()(data.x[held]).argmax(dim=1) == data.y[held]).sum())
 
 
-def test_global_accuracy_is_measured_before_the_local_steps_and_personal_accuracy_after(digits: FederatedData) -> None:
+def test_global_accuracy_is_measured_before_the_local_steps_and_personal_accuracy_after() -> None:
     """The average is taken from the frames themselves."""
     module = seeded(dnn)
     post = Post()
-    federation = federate("fedavg", digits, module, link=post, local_steps=8, learning_rate=0.3)
+    federation = federate("fedavg", DIGITS, module, link=post, local_steps=8, learning_rate=0.3)
     shared = federation.play_round(evaluate_global=True).global_evaluation
     personal = federation.evaluate()
     models = np.stack([np.frombuffer(sent, dtype="<f4") for sent in post.payloads]).astype(np.float64)
-    average = (np.array(digits.samples)[:, None] * models).sum(axis=0) / sum(digits.samples)
+    average = (np.array(DIGITS.samples)[:, None] * models).sum(axis=0) / sum(DIGITS.samples)
     common, own = copy.deepcopy(module), copy.deepcopy(module)
     nn.utils.vector_to_parameters(torch.from_numpy(average.astype(np.float32)), common.parameters())
     assert isinstance(shared, Evaluation)
-    assert shared.correct == tuple(correct_by_hand(common, digits, client) for client in range(CLIENTS))
+    assert shared.correct == tuple(correct_by_hand(common, DIGITS, client) for client in range(CLIENTS))
     for client in range(CLIENTS):
         own.load_state_dict(federation.client_state_dict(client))
-        assert personal.correct[client] == correct_by_hand(own, digits, client)
+        assert personal.correct[client] == correct_by_hand(own, DIGITS, client)
     assert personal.accuracy > shared.accuracy + 5  # eight large steps on skewed data do not go unnoticed

@@ -345,13 +345,14 @@ def test_a_module_that_cannot_be_stacked_warns_once_and_is_right(factory: Factor
         torch.testing.assert_close(out[client], flat_gradient(module, loss))
 
 
-def test_the_trial_does_not_show() -> None:
+@pytest.mark.parametrize("factory", [with_dropout, lambda: nn.Sequential(with_dropout(), nn.LayerNorm(4))])
+def test_the_trial_does_not_show(factory: Factory) -> None:
     """Neither in what the first evaluation gives, although it is tried in training, nor in the numbers drawn: a resumed
     run and a continued one would differ."""
-    cohort = CohortModel(with_dropout(), CPU).cohort((0, 1, 2), (1, 1, 1))
+    cohort = CohortModel(factory(), CPU).cohort((0, 1, 2), (1, 1, 1))
     x = normal(CLIENTS, BATCH, 12).float()
     for training in (False, True):
-        model, outputs = CohortModel(with_dropout(), CPU), []  # which is tried at its first use
+        model, outputs = CohortModel(factory(), CPU), []  # which is tried at its first use
         for _ in range(2):
             with torch.random.fork_rng():
                 torch.manual_seed(3)

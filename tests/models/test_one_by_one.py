@@ -101,12 +101,3 @@ def test_where_the_order_matters_clients_go_one_after_another(module: nn.Module)
     way = Played(module, CLIENTS, 2).model._runner
     assert isinstance(way, OneByOne)
     assert not way._spreads
-
-
-def test_the_trial_changes_nothing_of_the_module() -> None:
-    """Neither its statistics nor the numbers drawn."""
-    module, state = convolutional(nn.Dropout(0.5)), torch.random.get_rng_state()
-    before = {name: value.clone() for name, value in module.state_dict().items()}
-    OneByOne(CohortModel(module, CPU)._single, CPU, normal(BATCH, 3, 8, 8, seed=1))
-    assert torch.equal(state, torch.random.get_rng_state())
-    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
