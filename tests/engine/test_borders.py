@@ -244,7 +244,7 @@ def test_a_model_that_the_objective_holds_is_not_written_over() -> None:
 
     played = federation(Projected, local_steps=4)
     played.start()
-    before = played.state()["params"]
+    before = played.state()["params"].clone()
     played.play_round()
     assert torch.equal(played.state()["params"], before)
 

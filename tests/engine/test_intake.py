@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import plain_client as plain
@@ -147,7 +148,7 @@ def test_below_quorum_nothing_is_changed_and_the_round_can_be_played_again(kind:
     lost = lose(3, kind)
     run = federation(lambda data, sender: lost(data, sender) if broken[0] and data[8] == 1 else data)
     run.play_round()
-    before = run.state()
+    before = deepcopy(run.state())
     with pytest.raises(QuorumError):
         run.play_round()
     assert same(run.state(), before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -58,8 +59,8 @@ def test_who_loses_the_answer_sits_the_phase_out(method: str) -> None:
     """Client 1 hears nothing in round 2: it keeps what it has, is not measured, and is back after that."""
     lost = {"now": False}
     way = lambda data, client: None if lost["now"] and client == 1 else data  # noqa: E731
-    federation = played(federate(method, answer_link=way), 1)
-    before = federation.state()
+    federation = played(federate(method, answer_link=way, momentum=0.5), 1)
+    before = deepcopy(federation.state())
     lost["now"] = True
     report = federation.play_round()
     lost["now"] = False
@@ -70,6 +71,8 @@ def test_who_loses_the_answer_sits_the_phase_out(method: str) -> None:
     if federation.method.personal:  # its model, or the part of it that the answer does not replace
         parts = kept["state"] or {"params": kept["params"]}
         assert all(torch.equal(own[0], (before["state"] | before)[name][1]) for name, own in parts.items())
+        (back,) = federation._clients.take((1,), ())
+        assert not kept["momentum"].numel() or torch.equal(back.momentum[0], before["momentum"][1])
     assert report.unheard == len(federation.method.exchanges[:1])
     assert federation.play_round().participants == tuple(range(CLIENTS))
 
@@ -78,7 +81,7 @@ def test_who_loses_the_answer_sits_the_phase_out(method: str) -> None:
 @pytest.mark.parametrize("method", ["fedavg", "pfedlms", "obda"])
 def test_an_answer_that_reaches_nobody_is_a_clear_error(method: str) -> None:
     federation = played(sampled(method, answer_link=lambda data, client: None), 0)
-    before = federation.state()
+    before = deepcopy(federation.state())
     with pytest.raises(QuorumError, match="round 1: the server's answer reached no client"):
         federation.play_round()
     assert federation.rounds_played == 0
@@ -92,7 +95,7 @@ def test_an_answer_that_reaches_nobody_is_a_clear_error(method: str) -> None:
 def test_everyone_hears_and_trains_on_copies(method: str) -> None:
     """Nothing changes by it, and what was measured of participants is what `evaluate` says of them."""
     federation = played(sampled(method, momentum=0.9), 4)
-    before, data = federation.state(), federation.data
+    before, data = deepcopy(federation.state()), federation.data
     drawn = {client for phase in range(5) for client in federation.participation.of(phase)}
     # Each is present or absent, and nothing is kept of those that were never drawn.
     assert sorted([*before["away"]["ids"].tolist(), *before["trained"]]) == sorted(drawn)
