@@ -104,6 +104,9 @@ def test_everyone_hears_and_trains_on_copies(method: str) -> None:
     for client, correct in zip(part.ids, part.correct, strict=True):
         assert everyone.correct[client] == correct
     assert same(federation.state(), before)
+    if federation.method.tracks:  # the server's w, after the last answer and before local steps
+        copies = [own for cohort in federation._all(trains=False) for own in cohort.state["model"]]
+        assert all(torch.equal(own, before["server"]["model"]) for own in copies)
     models = dict(federation.models())
     assert sorted(models) == list(range(CLIENTS))
     for client in range(CLIENTS):
