@@ -59,7 +59,7 @@ def partly_frozen() -> nn.Module:
 
 
 class Tied(nn.Module):
-    """A weight and a buffer under two names, a frozen layer and a frozen bias."""
+    """A weight under two names, a frozen layer, a frozen bias and a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,6 @@ class Tied(nn.Module):
         self.second.weight = self.first.weight
         self.second.bias.requires_grad_(False)
         self.register_buffer("shift", torch.arange(12.0) / 12)
-        self.register_buffer("again", self.shift)
         self.head = nn.Linear(12, 4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -231,6 +230,15 @@ def test_state_dict_fills_a_fresh_module(factory: Factory) -> None:
             value.zero_()
         torch.testing.assert_close(fresh.eval()(setup.x[client]), expected[client])
     torch.testing.assert_close((setup.params, setup.buffers), before)
+
+
+def test_state_dict_with_a_buffer_under_two_names() -> None:
+    module = nn.Linear(2, 2)
+    module.register_buffer("one", torch.arange(2.0))
+    module.register_buffer("two", module.one)
+    model = CohortModel(module, CPU)
+    taken = model.state_dict(model.initial, model.initial_buffers)
+    assert taken["two"].tolist() == [0.0, 1.0]
 
 
 # --- the choice
