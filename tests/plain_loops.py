@@ -57,7 +57,7 @@ class Loop:
 
     def steps(
         self, model: Tensor, client: int, phase: int, pull: Callable[[Tensor], Tensor] | None = None,
-        steps: int = STEPS, moves: slice = slice(None), each_phase: int = STEPS,
+        steps: int = STEPS, moves: slice = slice(None), each_phase: int = STEPS, rate: float = RATE,
     ) -> Tensor:  # fmt: skip
         """Steps from `model`; `pull` adds to the gradient, and only the entries in `moves` move. A phase has
         `each_phase` batches."""
@@ -65,7 +65,7 @@ class Loop:
         for samples in self.batches(client, phase, steps, each_phase):
             gradient = self.gradient(model, samples)
             gradient = gradient if pull is None else gradient + pull(model)
-            model[moves] = model[moves] - RATE * gradient[moves]
+            model[moves] = model[moves] - rate * gradient[moves]
         return model
 
     def mean(self, values: dict[int, Tensor]) -> Tensor:

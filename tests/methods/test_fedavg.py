@@ -1,4 +1,4 @@
-"""FedAvg: the weighted mean by hand, distributed gradient descent as its limit, and the server's step and momentum."""
+"""FedAvg: distributed gradient descent as its limit, shared statistics, and the server's step and momentum."""
 
 from __future__ import annotations
 
@@ -25,18 +25,6 @@ from pfedlms.wire.frames import SERVER
 from plain_loops import CLIENTS, ROUNDS, SHARE, Loop, played
 
 
-def test_mean_by_hand() -> None:
-    """(1 · (4, 0) + 2 · (−2, 3) + 5 · (0, 2)) / 8 = (0, 2), for all clients, however they are grouped."""
-    params, samples = torch.tensor([[4.0, 0.0], [-2.0, 3.0], [0.0, 2.0]]), [1, 2, 5]
-    groups = [
-        [cohort_of(params, samples=samples)],
-        [cohort_of(params[:1], [0], [1]), cohort_of(params[1:], [1, 2], [2, 5])],
-    ]
-    for cohorts in groups:
-        after, _ = hold(exchange_of("fedavg", task_of(2)), cohorts)
-        assert [row for cohort in after for row in cohort.params.tolist()] == [[0.0, 2.0]] * 3
-
-
 def test_shared_statistics_are_averaged_and_counted() -> None:
     """Two clients with N = 1 and 3; running means 0 and 4 have the weighted mean 3; two floats more travel each way."""
     cohort = replace(
@@ -56,9 +44,6 @@ def test_shared_statistics_are_averaged_and_counted() -> None:
     assert shared.up.max_bytes - plain.up.max_bytes == shared.down.max_bytes - plain.down.max_bytes == 8
     (alone,), _ = hold(plain, cohort)
     assert alone.buffers["mean"].tolist() == [[0.0], [4.0]], "without sharing they stay local"
-
-
-# --- the server's step and momentum -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("step", "momentum", "counts"), [(1.0, 0.0, (6, 4, 12)), (1.5, 0.8, (8, 8, 8))])

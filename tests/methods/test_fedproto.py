@@ -34,8 +34,6 @@ def task_for(classes: int, width: int) -> Task:
     return replace(task_of(SMALL_DIM), classes=classes, feature_size=width)
 
 
-# --- prototypes -------------------------------------------------------------------------------------------------------
-
 COUNTS = torch.tensor([[9.0, 1.0, 0.0, 0.0], [1.0, 0.0, 2.0, 0.0], [100.0, 0.0, 5.0, 0.0]])
 MEANS = torch.full((3, 4, 2), nan)  # what a client does not hold must not matter
 MEANS[0, 0], MEANS[0, 1] = torch.tensor([1.0, 2.0]), torch.tensor([4.0, -4.0])
@@ -82,9 +80,6 @@ def test_mean_features_against_a_plain_loop() -> None:
             expected = sums / torch.tensor(seen).clamp(min=1)[:, None]
             torch.testing.assert_close(means[row].double(), expected, rtol=1e-5, atol=1e-6)
             assert not means[row, client].any()
-
-
-# --- the loss ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.7])

@@ -1,4 +1,4 @@
-"""OBDA: the majority and its coin, the gradient whose sign is sent, and the step both ends take."""
+"""OBDA: the majority and its coin, and the gradient whose sign is sent."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from torch import Tensor, nn
 from definitions import exact_module, signs_of, small_batches
 from factories import (
     SMALL_DIM,
-    Post,
     Work,
     cohort_of,
     exchange_of,
-    federation,
     hold,
     normal,
     small_data,
@@ -44,12 +42,9 @@ def vote_on(signs: Tensor, round: int = 0, seed: int = 5, samples: list[int] | N
     return -server["model"] / STEP
 
 
-# --- the vote ---------------------------------------------------------------------------------------------------------
-
-
 def test_majority_by_hand() -> None:
     """Four clients. Columns: all +, all −, three of four either way, and even splits that only the coin decides. In
-    round 0 a zero of client 0 counts as + and one of client 1 as −."""
+    round 0 a zero of client 0 counts as + and one of client 1 as −; that client 2 has many samples does not matter."""
     gradients = torch.tensor(
         [
             [1.0, -1.0, 1.0, 0.0, 1.0, -1.0, 0.0, 1.0],
@@ -60,29 +55,15 @@ def test_majority_by_hand() -> None:
     )
     flips = coin(5, 0, 8).tolist()
     assert len(set(flips[4:])) == 2  # so that this seed shows both outcomes
-    assert vote_on(gradients).tolist() == [1, -1, 1, -1, *flips[4:]]
-
-
-def test_the_count_is_unweighted() -> None:
-    gradients = torch.tensor([[1.0], [-1.0], [-1.0]])
-    assert vote_on(gradients, samples=[1000, 1, 1]).item() == -1
+    assert vote_on(gradients, samples=[1, 1, 1000, 1]).tolist() == [1, -1, 1, -1, *flips[4:]]
 
 
 def test_a_tie_is_decided_by_a_coin_of_seed_and_round() -> None:
-    """On 2,000 tied coordinates: the second implementation's coin, fair, and another one in another round or run."""
-    tied = torch.stack([torch.ones(2000), -torch.ones(2000)])
-    votes = {(seed, round): vote_on(tied, round, seed) for seed in (5, 6) for round in (0, 2, 7)}
-    for (seed, round), vote in votes.items():
-        assert vote.tolist() == coin(seed, round, 2000).tolist()
-        assert abs(float(vote.mean())) < 5 / 2000**0.5
-    keys = list(votes)
-    for index, first in enumerate(keys):
-        for second in keys[index + 1 :]:
-            assert abs(float((votes[first] * votes[second]).mean())) < 5 / 2000**0.5
-    assert torch.equal(vote_on(tied, round=3), -vote_on(tied, round=2))  # what is always tied goes nowhere
-
-
-# --- gradients that are zero ------------------------------------------------------------------------------------------
+    """The second implementation's, which is turned over in odd rounds: what is always tied goes nowhere."""
+    tied = torch.stack([torch.ones(200), -torch.ones(200)])
+    for seed in (5, 6):
+        for round in (0, 2, 3, 7):
+            assert vote_on(tied, round, seed).tolist() == coin(seed, round, 200).tolist()
 
 
 @pytest.mark.parametrize("clients", [1, 4, 5])
@@ -100,9 +81,6 @@ def test_a_weight_without_gradient_stays_where_it_is(clients: int) -> None:
             torch.testing.assert_close(moved, torch.zeros(300), rtol=0, atol=1e-6)
         elif clients == 4:
             assert abs(float(moved.sign().mean())) < 5 / 300**0.5
-
-
-# --- what is sent -----------------------------------------------------------------------------------------------------
 
 
 def test_weight_decay_enters_the_sign() -> None:
@@ -144,26 +122,3 @@ def test_the_sign_is_that_of_the_gradient_at_the_common_model() -> None:
             assert int(clear.sum()) >= len(expected) - 1
             assert torch.equal(sent[client][clear] >= 0, expected[clear] >= 0)
             torch.testing.assert_close(sent[client].double(), expected, rtol=1e-4, atol=1e-6)
-
-
-# --- the step ---------------------------------------------------------------------------------------------------------
-
-
-def test_the_copy_that_was_trained_is_dropped() -> None:
-    """P-acc is of a copy of w: whatever became of it, the next messages and the next w are the same."""
-    chosen = federation("obda", step=0.003)
-    chosen.start()
-    chosen.play_round()
-    state = chosen.state()
-    assert not torch.equal(state["params"], state["state"]["model"])
-    sent, left = [], []
-    for params in (state["params"], state["params"] + 1.0):
-        post = Post()
-        resumed = federation("obda", link=post, step=0.003)
-        resumed.load({**state, "params": params})
-        resumed.play_round()
-        sent.append(post.frames)
-        left.append(resumed.state())
-    assert sent[0] == sent[1]
-    assert torch.equal(left[0]["server"]["model"], left[1]["server"]["model"])
-    assert torch.equal(left[0]["params"], left[1]["params"])

@@ -47,9 +47,6 @@ def test_who_has_nothing_to_say_in_a_layer_has_no_vote_there() -> None:
     assert together["model"][80:].numpy().tobytes() == model[80:].numpy().tobytes()
 
 
-# --- why it works -----------------------------------------------------------------------------------------------------
-
-
 def test_with_exact_values_and_all_rows_is_fedavg() -> None:
     """The mean of the y_k in place of vote and median, each layer with its own c over √(2/π) s̄; nothing is kept."""
     model, params = normal(sum(SIZES), seed=1), normal(3, sum(SIZES), seed=2)
@@ -74,45 +71,32 @@ def test_what_a_client_has_learnt_is_sent_or_kept_and_no_part_of_it_twice() -> N
     torch.testing.assert_close(kept @ phi.T, torch.zeros(3, 16, dtype=torch.float64), rtol=0, atol=1e-5)
 
 
-def on_a_quadratic(contraction: float, ratio: float, rounds: int = 300) -> tuple[list[float], list[float], list[float]]:
+def on_a_quadratic(contraction: float, ratio: float) -> tuple[list[float], list[float]]:
     """f_k = ½ ‖θ − a_k‖², whose local steps take a client the share `contraction` of the way to a_k in a round. Of
-    every round the largest ‖e_k‖ and ‖θ_k − w‖, and how far w is from the mean of the a_k."""
+    every round the largest ‖e_k‖, and how far w is from the mean of the a_k."""
     dim, goals = 256, normal(5, 256, seed=4) + normal(256, seed=9)
     exchange, server = exchange_of(dim, ratio=ratio), {"model": torch.zeros(dim)}
     cohort = clients_at(torch.zeros(5, dim), torch.zeros(dim), torch.zeros(5, dim), [1] * 5)
-    kept, moved, away = [], [], []
-    for round in range(rounds):
+    kept, away = [], []
+    for round in range(300):
         start = cohort.params
         trained = start + contraction * (goals - start)
         (cohort,), server = hold(exchange, cohort.with_model(trained).with_state(model=start), server, round=round)
         kept.append(cohort.state["residual"].norm(dim=1).max().item())
-        moved.append((trained - start).norm(dim=1).max().item())
         away.append((server["model"] - goals.mean(dim=0)).norm().item())
-    return kept, moved, away
-
-
-@pytest.mark.parametrize(("contraction", "ratio"), [(0.02, 0.25), (0.1, 0.25), (0.02, 0.1)])
-def test_residuals_stay_bounded_on_a_quadratic(contraction: float, ratio: float) -> None:
-    """A fresh projection of rank δN keeps 1 − δ of ‖x‖² on average, so ‖e‖ stays near or below √(1−δ) / (1 − √(1−δ))
-    times the largest ‖θ − w‖; and w comes to the mean of the a_k."""
-    kept, moved, away = on_a_quadratic(contraction, ratio)
-    root = sqrt(1 - ratio)
-    assert max(kept) < root / (1 - root) * max(moved)
-    assert max(kept[200:]) < 1.1 * max(kept[100:200])
-    assert max(away[200:]) < 0.5 * away[0]
+    return kept, away
 
 
 @pytest.mark.parametrize("ratio", [0.25, 0.1])
-def test_a_direction_that_waits_too_long_overshoots(ratio: float) -> None:
+def test_residuals_stay_bounded_unless_a_direction_waits_too_long_and_overshoots(ratio: float) -> None:
     """A direction is spoken of after k rounds, P(k) = δ (1−δ)^(k−1), and then moves by all k of them, so that the error
     in it becomes 1 − kη times itself: E (1 − kη)² < 1 iff η < 2δ / (2 − δ). Rounds that contract more diverge."""
     limit = 2 * ratio / (2 - ratio)
-    calm, wild = (on_a_quadratic(share * limit, ratio)[2] for share in (0.6, 1.3))
+    kept, calm = on_a_quadratic(0.6 * limit, ratio)
+    assert max(kept[200:]) < 1.1 * max(kept[100:200])
     assert max(calm[200:]) < calm[0]
+    _, wild = on_a_quadratic(1.3 * limit, ratio)
     assert min(wild[250:]) > 10 * wild[0]
-
-
-# --- checks -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("astray", [(1, 2, 3), (0, 1, 2, 3, 4)])

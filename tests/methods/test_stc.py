@@ -52,9 +52,6 @@ def test_by_hand() -> None:
     assert dense(sent, 6).tolist() == [[0, -4, 0, 4, -4, 0]]
 
 
-# --- STC of a vector --------------------------------------------------------------------------------------------------
-
-
 def test_many_ties_against_a_sort_of_pairs() -> None:
     """Five magnitudes over 3,000 entries; an order of equals that depends on an algorithm would show."""
     levels = torch.randint(-2, 3, (4, 3000), generator=torch.Generator().manual_seed(1)).float()
@@ -81,9 +78,6 @@ def test_a_gpu_keeps_the_same_entries() -> None:
             assert all(torch.equal(here[name], there[name].cpu()) for name in here)
 
 
-# --- residuals --------------------------------------------------------------------------------------------------------
-
-
 def test_the_server_has_a_residual_of_its_own() -> None:
     """Clients send (8, 0, 0, 0) and (0, −4, 0, 0), N = 1 and 3, one entry each: x = (2, −3, 0, 0). Down go −3 and then,
     when clients have nothing more to say, the 2."""
@@ -99,9 +93,6 @@ def test_the_server_has_a_residual_of_its_own() -> None:
     assert torch.equal(cohort.state["model"], server["model"].expand(2, -1))
 
 
-# --- whole rounds -----------------------------------------------------------------------------------------------------
-
-
 def test_all_entries_are_scaled_signs() -> None:
     """p = 1: every entry goes, as its sign times the mean magnitude, in one bit for the place and one for the sign."""
     exchange, updates = exchange_of(64, 1.0), normal(1, 64, seed=7)
@@ -109,9 +100,6 @@ def test_all_entries_are_scaled_signs() -> None:
     x = updates[0].double().numpy()
     np.testing.assert_allclose(dense(sent, 64)[0].double().numpy(), np.sign(x) * np.abs(x).mean(), rtol=1e-6)
     assert exchange.up.max_bytes == 4 + 8 + 8
-
-
-# --- limits -----------------------------------------------------------------------------------------------------------
 
 
 def test_more_entries_than_there_are() -> None:

@@ -24,37 +24,21 @@ def exchange_of(dim: int, clients: int = 4, seed: int = 5, **settings: object) -
     return factories.exchange_of("zsign", task, **{"sigma": SIGMA, **settings})
 
 
-def clients_with(updates: Tensor) -> Cohort:
+def clients_with(updates: Tensor, samples: list[int] | None = None) -> Cohort:
     """Clients whose (w − θ_k)/γ is `updates: [clients, dim]`, with w = 0."""
-    return cohort_of(-RATE * updates, model=torch.zeros(updates.shape[1]))
-
-
-def mean_step(values: list[float], repeats: int, clients: int, **settings: object) -> list[float]:
-    """What a server of `clients` clients that all have the update x takes for x, averaged over `repeats` coordinates
-    with that x; for each x of `values`."""
-    update = torch.tensor(values).repeat_interleave(repeats)
-    exchange = exchange_of(len(update), clients, **settings)
-    _, server = hold(exchange, clients_with(update.expand(clients, -1)), {"model": torch.zeros(len(update))})
-    return (-server["model"].double() / RATE).reshape(len(values), repeats).mean(dim=1).tolist()
-
-
-# --- what the mean of noisy signs estimates ---------------------------------------------------------------------------
+    return cohort_of(-RATE * updates, samples=samples, model=torch.zeros(updates.shape[1]))
 
 
 def test_uniform_noise_is_unbiased_up_to_sigma() -> None:
-    """σ E[sign(x + σξ)] = x for |x| ≤ σ, within 5 standard deviations."""
+    """σ E[sign(x + σξ)] = x for |x| ≤ σ, within 5 standard deviations: the mean over coordinates with one x of what
+    a server takes for it when all its clients have x."""
     values = [share * SIGMA for share in (-1.0, -0.7, -0.1, 0.0, 0.25, 0.5, 0.9, 1.0)]
     repeats, clients = 20_000, 4
-    got = mean_step(values, repeats, clients)
+    update = torch.tensor(values).repeat_interleave(repeats)
+    exchange = exchange_of(len(update), clients)
+    _, server = hold(exchange, clients_with(update.expand(clients, -1)), {"model": torch.zeros(len(update))})
+    got = (-server["model"].double() / RATE).reshape(len(values), repeats).mean(dim=1).tolist()
     assert got == pytest.approx(values, abs=5 * SIGMA / sqrt(repeats * clients))
-
-
-def test_uniform_noise_saturates_beyond_sigma() -> None:
-    """No noise can turn an update larger than σ, so that every estimate of it is ±σ."""
-    assert mean_step([1.1 * SIGMA, -3 * SIGMA], 500, 3) == pytest.approx([SIGMA, -SIGMA], rel=1e-6)
-
-
-# --- noise ------------------------------------------------------------------------------------------------------------
 
 
 def noise_of(kind: str, clients: int = 1, dim: int = 200_000, round: int = 0, seed: int = 5) -> np.ndarray:
@@ -75,35 +59,14 @@ def test_noise_is_named_by_seed_round_and_client(kind: str) -> None:
     np.testing.assert_array_equal(noise_of(kind, dim=dim)[0], two[0])
 
 
-# --- degenerate limits ------------------------------------------------------------------------------------------------
-
-
 def test_no_noise_is_the_plain_sign() -> None:
-    """σ = 0, signFedAvg: three clients, γ = 0.1, step 0.3, by hand. Zero counts as +1."""
+    """σ = 0, signFedAvg: three clients, γ = 0.1, step 0.3, by hand. Zero counts as +1, and all clients the same."""
     updates = torch.tensor([[2.0, -1.0, 0.0, 1e-30], [3.0, -2.0, 0.0, -1e-30], [-4.0, -1e-3, 0.0, -5.0]])
     exchange = exchange_of(4, 3, sigma=0.0, step=0.3)
-    (after,), server = hold(exchange, clients_with(updates), {"model": torch.zeros(4)})
+    (after,), server = hold(exchange, clients_with(updates, [1000, 1, 1]), {"model": torch.zeros(4)})
     expected = [-0.03 / 3, 0.03, -0.03, 0.03 / 3]
     assert server["model"].tolist() == pytest.approx(expected, rel=1e-6)
     assert all(torch.equal(row, server["model"]) for row in (*after.params, *after.state["model"]))
-
-
-def test_a_step_replaces_the_natural_one() -> None:
-    """One client and an update beyond σ: w moves by γ · step whatever the noise."""
-    for noise in ("uniform", "gaussian"):
-        exchange = exchange_of(2, 1, noise=noise, step=0.7)
-        _, server = hold(exchange, clients_with(torch.tensor([[50.0, -50.0]])), {"model": torch.zeros(2)})
-        assert server["model"].tolist() == pytest.approx([-0.07, 0.07], rel=1e-6)
-
-
-def test_the_mean_is_unweighted() -> None:
-    """A client with a thousand samples counts as much as one with a single one."""
-    cohort = cohort_of(-RATE * torch.tensor([[9.0], [-9.0], [-9.0]]), samples=[1000, 1, 1], model=torch.zeros(1))
-    _, server = hold(exchange_of(1, 3), cohort, {"model": torch.zeros(1)})
-    assert server["model"].item() == pytest.approx(RATE * SIGMA / 3, rel=1e-6)
-
-
-# --- the cheaper downlink ---------------------------------------------------------------------------------------------
 
 
 def test_counts_of_255_clients_arrive() -> None:
