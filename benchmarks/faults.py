@@ -103,7 +103,7 @@ FAULTS = (
           "test_aggregate.py -k pooled"),
     Fault("aggregate-tie", "aggregate", "An even split of a vote on symbols goes down instead of up.",
           "aggregate.py", "np.uint8(above[i] >= total - above[i])", "np.uint8(above[i] > total - above[i])",
-          "test_aggregate.py -k ties"),
+          "test_aggregate.py -k vote_is_the_formula"),
     Fault("wire-codec", "wire", "Packed symbols with bits set behind their end are accepted.",
           "wire/kernels.py", " or (stop > start and segment[stop - start - 1] >> used):", ":",
           "wire/test_codec.py -k after_the_end"),

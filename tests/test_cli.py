@@ -10,7 +10,7 @@ import subprocess
 import sys
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from rich.console import Console
@@ -44,11 +44,12 @@ def own_process_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-class Done:
+class Done(NamedTuple):
     """What a call returned and printed."""
 
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
+    code: int
+    out: str
+    err: str
 
 
 @pytest.fixture
@@ -97,9 +98,7 @@ BAD = {
     "mistyped option": (["run", "--methd", "pfedlms"], "unknown argument '--methd'; did you mean --method"),
     "abbreviated option": (["run", "--client", "5"], "did you mean --clients?"),
     "usual option": (["sweep", "--epochs", "5"], "did you mean --local-epochs?"),
-    "option of several": (["run", "--methods", "fedavg"], "did you mean --method?"),
     "option of one": (["compare", "--method", "fedavg"], "did you mean --methods?"),
-    "setting of training": (["run", "--momentum", "0.9"], "did you mean --set train.momentum=…?"),
     "setting of a method": (["run", "--thresholds", "3"], "did you mean --set method.thresholds=…?"),
     "option of another command": (["resume", "r", "--dry-run"], "it is an option of run"),
     "no such module": (["run", "--import", "no_such_module"], "--import: 'no_such_module' cannot be imported"),
@@ -112,28 +111,13 @@ BAD = {
     "option without a value": (["run", "--rounds"], "--rounds: expected one argument"),
     "no methods": (["compare", "--methods", ","], "--methods: got none"),
     "a list of seeds": (["compare", "--seeds", "1,2"], "--seeds: got 1,2, expected a count of at least 1; compare"),
-    "model of other inputs": (["run", "--set", "model.name=vgg8"], "vgg8 takes images of shape (channels, 32, 32)"),
     "custom data": (["run", "--dataset", "custom"], "stands for data given in Python"),
     "too large a model": (["run", "--set", "model.hidden=100000000000000"], "model: cannot be built"),
-    "more clients than samples": (["run", "--set", "data.clients=2000"], "there are only 1797 samples"),
-    "malformed setting": (["run", "--set", "rounds=3"], "--set: got 'rounds=3', expected section.key=value"),
-    "missing file": (["run", "none.toml"], "none.toml: cannot be read (No such file or directory)"),
     "no data folder named": (["run", "--dataset", "mnist"], "name their folder with --data-dir DIR"),
-    "missing data folder": (["run", "--dataset", "mnist", "--data-dir", "none"], "data.dir: none is no folder; looked"),
     "no data command": (["data", "downlaod"], "data: got 'downlaod'; did you mean download?"),
     "download of nothing": (["data", "download"], "data download: say which data set"),
-    "download to nowhere": (["data", "download", "mnist"], "name their folder with --data-dir DIR"),
-    "download of what is there": (
-        ["data", "download", "digits", "--data-dir", "x"],
-        "got 'digits'; expected one of: mn",
-    ),
+    "download of what is there": (["data", "download", "digits", "--data-dir", "x"], "expected one of: mn"),
     "data of Python": (["data", "show", "--dataset", "custom"], "stands for data given in Python"),
-    "data without owners": (["data", "show", "--partition", "given"], "got 'given', but the data name no clients"),
-    "too few classes": (
-        ["data", "show", "--partition", "classes", "--clients", "4"],
-        "got 2 for 4 clients, expected 3",
-    ),
-    "no data": (["data", "show", "--dataset", "folder:nowhere"], "nowhere is no folder"),
     "plot of data of no kind": (["data", "show", "--plot", "picture.xyz"], "--plot: got 'picture.xyz'"),
     "missing directory": (["resume", "none"], "none: no run here"),
     "resume nothing": (["resume"], "DIR"),
@@ -144,7 +128,6 @@ BAD = {
     "bits of custom data": (["bits", "--dataset", "custom"], "stands for data given in Python"),
     "bits of no classes": (["bits", "--classes", "0"], "--classes: got 0"),
     "out in a file": (["run", *OPTIONS, "--out", "/proc/version/run"], "/proc/version/run: cannot be written"),
-    "out in proc": (["compare", *OPTIONS, "--out", "/proc/pfedlms"], "/proc/pfedlms: cannot be written"),
 }
 
 
@@ -160,29 +143,21 @@ def test_a_wrong_call_exits_with_2_and_one_readable_message(arguments: list[str]
     assert here() == []  # nothing was begun
 
 
-@pytest.mark.parametrize(
-    ("named", "message"),
-    [
-        ("well_made:Nope", "module well_made has no class Nope; its methods: Mine\n"),
-        (
-            "badly_made:Mine",
-            "'badly_made' is there, but fails when it is imported (ZeroDivisionError: division by zero)",
-        ),
-        ("in_need:Mine", "'in_need' is there, but fails when it is imported (ModuleNotFoundError: No module named 'nu"),
-        ("well_made.py", "'well_made.py' cannot be imported"),
-    ],
-)
-def test_a_module_of_ones_own_that_cannot_be_used(
-    named: str, message: str, call: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_of_ones_own_that_cannot_be_used(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "IMPORTED", [])
     monkeypatch.setattr(sys, "path", [*sys.path])
-    own = "from pfedlms.methods import Method\nclass Mine(Method): ...\n"
-    for name, text in {"well_made": own, "badly_made": "1 / 0", "in_need": "import numpie"}.items():
-        Path(f"{name}.py").write_text(text)
-    done = call("methods", "check", named)
-    assert done.code == 2
-    assert message in done.err
+    Path("well_made.py").write_text("from pfedlms.methods import Method\nclass Mine(Method): ...\n")
+    Path("badly_made.py").write_text("1 / 0")
+    Path("in_need.py").write_text("import numpie")
+    for named, message in (
+        ("well_made:Nope", "module well_made has no class Nope; its methods: Mine\n"),
+        ("badly_made:Mine", "'badly_made' is there, but fails when it is imported (ZeroDivisionError: division by"),
+        ("in_need:Mine", "'in_need' is there, but fails when it is imported (ModuleNotFoundError: No module named 'nu"),
+        ("well_made.py", "'well_made.py' cannot be imported"),
+    ):
+        done = call("methods", "check", named)
+        assert done.code == 2
+        assert message in done.err
 
 
 def test_all_wrong_settings_at_once(call: Any) -> None:
@@ -218,8 +193,7 @@ def test_quiet_says_nothing_but_where_results_are(command: list[str], call: Any)
 
 
 def test_without_out_every_run_gets_a_fresh_folder(call: Any) -> None:
-    assert call(*RUN, "--quiet").code == 0
-    assert call(*RUN, "--quiet").code == 0
+    assert [call(*RUN, "--quiet").code for _ in range(2)] == [0, 0]
     folders = sorted(Path("runs").iterdir())
     assert len(folders) == 2
     assert all(re.match(r"\d{8}-\d{6}-digits-fedavg", folder.name) for folder in folders)
@@ -227,12 +201,9 @@ def test_without_out_every_run_gets_a_fresh_folder(call: Any) -> None:
 
 def test_out_may_stand_in_a_file_and_an_option_comes_on_top(call: Any) -> None:
     Path("my.toml").write_text('[run]\nout = "there"\n')
-    assert call("run", "my.toml", *RUN[1:], "--quiet").code == 0
-    assert Path("there/summary.json").exists()
-    assert call("run", "my.toml", *RUN[1:], "--quiet", "--out", "elsewhere").code == 0
-    assert Path("elsewhere/summary.json").exists()
-    assert call("run", "my.toml", *RUN[1:], "--quiet", "--set", "run.out=third").code == 0
-    assert Path("third/summary.json").exists()
+    for given, folder in (([], "there"), (["--out", "elsewhere"], "elsewhere"), (["--set", "run.out=third"], "third")):
+        assert call("run", "my.toml", *RUN[1:], "--quiet", *given).code == 0
+        assert Path(folder, "summary.json").exists()
     again = call("run", "my.toml", *RUN[1:])
     assert again.code == 2
     assert "there: holds a run already" in again.err
@@ -240,12 +211,10 @@ def test_out_may_stand_in_a_file_and_an_option_comes_on_top(call: Any) -> None:
 
 def test_a_runs_own_config_runs_again_in_a_fresh_folder(call: Any) -> None:
     assert call(*RUN, "--quiet", "--out", "r").code == 0
-    before = Path("r/metrics.jsonl").read_bytes()
     assert call("run", "r/config.toml", "--quiet").code == 0
     (fresh,) = Path("runs").iterdir()
-    pick = [json.loads(line)["client_acc"] for line in (fresh / "metrics.jsonl").read_text().splitlines()]
-    assert pick == [json.loads(line)["client_acc"] for line in before.splitlines()]
-    assert Path("r/metrics.jsonl").read_bytes() == before
+    ours, theirs = ((folder / "metrics.jsonl").read_text().splitlines() for folder in (Path("r"), fresh))
+    assert [json.loads(line)["client_acc"] for line in theirs] == [json.loads(line)["client_acc"] for line in ours]
 
 
 @pytest.mark.parametrize("name", ["with space", "a[/b]", "ünïcode ☃ 100%"])
@@ -295,26 +264,20 @@ def test_dry_run_prints_plan_bytes_and_memory_and_writes_nothing(call: Any) -> N
 
 def test_dry_run_notes_a_ratio_that_keeps_one_entry_of_every_layer(call: Any) -> None:
     """Layers of 1024 and 256 padded: the larger keeps two from 2 / 1024 on."""
-    tiny = ("--dry-run", "--method", "sketchvote", "--set")
-    done = call(*RUN, *tiny, "method.ratio=1e-9")
-    assert done.code == 0
-    assert (
-        "Note: method.ratio = 1e-09 keeps a single entry of every layer, the fewest there can be; the largest layer "
-        "keeps more from 0.002 on."
-    ) in " ".join(done.out.split())
-    notes = {ratio: json.loads(call(*RUN, *tiny, f"method.ratio={ratio}", "--json").out)["notes"]
-             for ratio in (0.0019, 0.002, 0.1)}  # fmt: skip
-    assert [len(found) for found in notes.values()] == [1, 0, 0]
+    tiny = (*RUN, "--dry-run", "--method", "sketchvote", "--set")
+    shown = " ".join(call(*tiny, "method.ratio=1e-9").out.split())
+    assert "Note: method.ratio = 1e-09 keeps a single entry of every layer" in shown
+    assert "the largest layer keeps more from 0.002 on." in shown
+    notes = [json.loads(call(*tiny, f"method.ratio={each}", "--json").out)["notes"] for each in (0.0019, 0.002)]
+    assert [len(found) for found in notes] == [1, 0]
     assert json.loads(call(*RUN, "--dry-run", "--json").out)["notes"] == []  # fedavg sketches nothing
 
 
 def test_warnings_are_one_line_without_the_source(call: Any) -> None:
     """As a user's process prints them, with whatever filters Python begins with."""
-    command = [sys.executable, "-m", "pfedlms", *RUN[3:], "--set", "method.strength=1", "--out", "r"]
-    command[3:3] = ["run", "--method", "pfedlms"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = program("run", "--method", "pfedlms", *RUN[3:], "--set", "method.strength=1", "--out", "r")
     warned = [line for line in done.stderr.splitlines() if "method.strength" in line]
-    assert len(warned) == 1
+    assert (done.returncode, len(warned)) == (0, 1)
     assert warned[0].startswith("warning: method.strength: 2 η λ / ratio = ")
     assert not re.search(r"UserWarning|\.py:|warnings\.warn", done.stderr)
 
@@ -372,7 +335,7 @@ def test_compare_without_methods_takes_the_same_on_the_command_line_and_in_pytho
     assert tuple(run["method"] for run in runs) == default == ("local", "fedavg", "pfedlms", "sketchvote")
 
 
-@pytest.mark.parametrize("extra", [[], ["--participation", "0.5"], ["--validation", "0.2"]])
+@pytest.mark.parametrize("extra", [["--participation", "0.5"], ["--validation", "0.2"]])
 def test_the_table_of_a_comparison_fits_a_screen(extra: list[str], call: Any) -> None:
     """The methods of `pfedlms compare` and a variant; in a pipe all columns are there."""
     methods = "local,fedavg,pfedlms,sketchvote,pfedlms:thresholds=1:ratio=0.2"
@@ -389,18 +352,14 @@ def test_the_table_of_a_comparison_fits_a_screen(extra: list[str], call: Any) ->
 def test_export_of_what_is_not_there(call: Any) -> None:
     assert call(*RUN, "--out", "r", "--quiet").code == 0
     before = here()
-    for client in ("-1", "4", "99", "one"):
-        done = call("export", "r", "--client", client, "-o", "model.pt")
-        assert done.code == 2
-        assert f"--client: got {client}, expected 0 to 3" in done.err
-    for output, why in (
-        ("none/model.pt", "cannot be written (No such file or directory); name another file"),
-        (".", "got the suffix ''"),
-        ("m.h5", "got the suffix"),
+    for client, output, why in (
+        ("4", "model.pt", "--client: got 4, expected 0 to 3"),
+        ("0", "none/model.pt", "none/model.pt: cannot be written (No such file or directory); name another file"),
+        ("0", ".", ".: got the suffix ''"),
     ):
-        done = call("export", "r", "--client", "0", "-o", output)
+        done = call("export", "r", "--client", client, "-o", output)
         assert done.code == 2
-        assert f"{output}: {why}" in done.err
+        assert why in done.err
     assert here() == before
     Path("r/checkpoint.pt").unlink()
     done = call("export", "r", "--client", "0", "-o", "model.pt")

@@ -47,15 +47,6 @@ def batches_of(data: FederatedData, phase: int) -> list[np.ndarray]:
     ]
 
 
-def test_the_start_is_plain_training(engine: Federation, data: FederatedData) -> None:
-    initial = engine.model.initial.numpy()
-    engine.start()
-    models = engine.state()["params"].numpy()
-    expected = example.train([initial] * len(models), example.made_up_clients(), batches_of(data, phase=0), [])
-    np.testing.assert_allclose(models, expected, **WITHIN)
-    assert (np.abs(models - initial).max(axis=1) > 0.1).all()
-
-
 def test_a_round_has_the_bits_of_the_package_and_its_models(engine: Federation, data: FederatedData) -> None:
     """Sketches, thresholds, symbols and consensus to the bit; models within rounding. Two rounds, so two Φ."""
     clients = example.made_up_clients()

@@ -24,8 +24,6 @@ import pfedlms.wire.codec
 from definitions import dense_model
 from factories import RATIO, SEED, SIZES, layout_of, normal, sketch_of, some_pull
 from pfedlms.aggregate import Vote, WeightedMean, pool_statistics, weighted_median
-from pfedlms.backend import plain
-from pfedlms.engine.graphs import flat, rebuilt
 from pfedlms.models import Layer, Layout, flat_layout
 from pfedlms.pull import Pull
 from pfedlms.quantise import normal_quantiles, statistics, symbols_of, thresholds_of
@@ -147,21 +145,6 @@ def test_the_gradient_of_the_kernels_is_the_adjoint_and_the_other_way_round() ->
     assert torch.autograd.gradcheck(sketch_of(5, 8).forward, normal(2, 13, dtype=torch.float64).requires_grad_())
 
 
-def test_autograd_runs_the_kernels() -> None:
-    """Their bits are those of `forward` and `adjoint` without it, and no graph of transforms is kept."""
-    sketch, theta = sketch_of(*SIZES), normal(2, sum(SIZES)).requires_grad_()
-    sketched = sketch.forward(theta)
-    assert "_Differentiable" in type(sketched.grad_fn).__name__
-    assert torch.equal(sketched, sketch.forward(theta.detach()))
-    u = normal(2, sketch.size, seed=1)
-    sketched.backward(u)
-    assert torch.equal(theta.grad, sketch.adjoint(u))
-    with torch.no_grad():
-        assert not sketch.forward(theta).requires_grad
-    with plain():
-        assert "_Differentiable" not in type(sketch.forward(theta).grad_fn).__name__
-
-
 @pytest.mark.parametrize(
     ("what", "message"),
     [
@@ -200,7 +183,6 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: Sketch(nn.Linear(2, 2), 0.1, 0, 0), r"layout: got Linear.*flat_layout\(module\)"),
     (lambda: Sketch.of_vector(16, 0, 0), "ratio: got 0, expected at most 1 and above 0; it is the share"),
     (lambda: Sketch.of_vector(16, 1.5, 0), "ratio: got 1.5, expected at most 1 and above 0"),
-    (lambda: Sketch.of_vector(16, float("nan"), 0), "ratio: got nan, expected at most 1"),
     (lambda: Sketch(layout_of(5), 0.1, 0, 0, None, -1), "allocation: got -1, expected 0 to 8"),
     (lambda: Sketch.of_vector(0, 0.1, 0), "size: got 0, expected a whole number of at least 1"),
     (lambda: Sketch.of_vector(16, 0.1, -1), "seed: got -1, expected a whole number from 0 to"),
@@ -228,22 +210,15 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: Vote(1, 1).add(np.uint8([[0], [1]]), [1, 0.5]), r"weights\[1\]: got 0.5, expected .* number of samples"),
     (lambda: Vote(1, 1).add(np.uint8([[0], [1]]), [1 << 63] * 2), "weights: got 18446744073709551616 in all"),
     (lambda: WeightedMean(2).add([1], ONE), r"values: got shape \(1, 1\), expected \[clients, 2\]; pass one client"),
-    (lambda: WeightedMean(1).add([1], ONE.astype(int)), "values: got torch.int64, expected"),
     (lambda: WeightedMean(1).result(), "mean: got no client's values, expected at least one; call"),
-    (
-        lambda: weighted_median([1, 1], np.float32([1, np.nan])),
-        r"values\[1\]: got nan, .*leave that client out",
-    ),
+    (lambda: weighted_median([1, 1], np.float32([1, np.nan])), r"values\[1\]: got nan, .*leave that client out"),
     (lambda: weighted_median([1], np.float32([-1])), r"values\[0\]: got -1.0, expected a"),
     (lambda: weighted_median([1], ONE), r"values: got shape \(1, 1\), expected \[clients\]"),
     (lambda: pool_statistics([1], ONE, ONE[0]), r"means, variances: got shapes \(1, 1\) and \(1,\), expected"),
     (lambda: pool_statistics([], ONE[:0], ONE[:0]), r"means, variances: got shapes \(0, 1\)"),
     (lambda: pool_statistics([1], ONE * np.nan, ONE), r"means\[0, 0\]: got nan, expected a finite numb"),
     (lambda: pool_statistics([1], ONE, -ONE), r"variances\[0, 0\]: got -1.0, expected a finite"),
-    (
-        lambda: statistics(X, [5, 5]),
-        r"sketched: got shape \(2, 21\), expected \[clients, 10\] or \[10\]; pass",
-    ),
+    (lambda: statistics(X, [5, 5]), r"sketched: got shape \(2, 21\), expected \[clients, 10\] or \[10\]; pass"),
     (lambda: symbols_of(X, TAU[:1], [16, 5]), r"thresholds: got shape \(1, 2\), expected \[2, T\], one row per layer"),
     (lambda: thresholds_of(SIGMA, SIGMA[:1], normal_quantiles(3)), r"mean, deviation: got shapes \(2,\) and \(1,\)"),
     (lambda: Layer("a", 0, 0), "layer 'a': size: got 0, expected a whole number of at le"),
@@ -284,18 +259,7 @@ def test_reprs_say_what_it_is() -> None:
     )
     assert repr(Sketch(layout, 0.5, 3, 9)) == "Sketch(2 layers, 1,322 → 1,088 entries, ratio 0.5, seed 3, epoch 9)"
     assert repr(some_pull(7, 0.05, 0.1).pull) == "Pull(130 → 85 entries, thresholds 7, strength 0.05, smoothing 0.1)"
-    vote = Vote(1000, 7)
-    assert repr(vote) == "Vote(size 1,000, thresholds 7, no client yet)"
-    vote.add(np.zeros(1000, np.uint8), 1500)
-    assert repr(vote) == "Vote(size 1,000, thresholds 7, 1 client of weight 1,500)"
-
-
-def test_a_sketch_of_another_epoch_is_the_same_computation_to_recordings() -> None:
-    """What its repr says is no part of it; one rebuilt from its fields does not know."""
-    first, second = sketch_of(*SIZES, epoch=0), sketch_of(*SIZES, epoch=1)
-    tensors: list[torch.Tensor] = []
-    assert flat(first, tensors) == flat(second, [])
-    assert repr(rebuilt(first, iter(tensors))) == "Sketch(6 layers, 130 → 85 entries)"
+    assert repr(Vote(1000, 7)) == "Vote(size 1,000, thresholds 7, no client yet)"
 
 
 def test_layers_of_numpys_numbers_are_those_of_pythons() -> None:

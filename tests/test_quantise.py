@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pfedlms.quantise import (
-    narrowest_interval,
     normal_quantiles,
     pack_signs,
     root_mean_squares,
@@ -28,9 +27,6 @@ NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 def to_float32(value: float) -> float:
     """Round a double to single precision, without NumPy or torch."""
     return struct.unpack("<f", struct.pack("<f", value))[0]
-
-
-# --- statistics -------------------------------------------------------------------------------------------------------
 
 
 def test_root_mean_squares_by_hand() -> None:
@@ -69,23 +65,6 @@ def test_statistics_are_taken_in_float64() -> None:
     assert means.item() == to_float32(8192.0 + 2**-11)
 
 
-@pytest.mark.parametrize("levels", [1, 2, 7, 255])
-def test_quantiles_are_float64_quantiles_rounded_once(levels: int) -> None:
-    """Υ(z_t) = t/(T+1), solved by bisection of the normal distribution function in float64."""
-    quantiles = normal_quantiles(levels)
-    assert quantiles.dtype == np.float32
-    assert len(quantiles) == levels
-    for t, quantile in enumerate(quantiles, start=1):
-        low, high = -9.0, 9.0
-        for _ in range(80):
-            middle = (low + high) / 2
-            low, high = (middle, high) if NormalDist().cdf(middle) < t / (levels + 1) else (low, middle)
-        assert quantile == pytest.approx(low, rel=1e-7, abs=1e-9)
-
-
-# --- thresholds -------------------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.floats(-100, 100, width=32), st.floats(0, 100, width=32), st.integers(1, 31))
 def test_thresholds_take_float32_values_through_one_float64_sum(mean: float, deviation: float, levels: int) -> None:
@@ -96,15 +75,6 @@ def test_thresholds_take_float32_values_through_one_float64_sum(mean: float, dev
     tau = thresholds_of(np.float32([mean]), np.float32([deviation]), normal_quantiles(levels))
     assert tau.dtype == np.float32
     assert tau.tolist() == [expected]
-
-
-def test_narrowest_interval() -> None:
-    """The middle intervals of a normal distribution are the narrowest; one threshold has no interval."""
-    assert narrowest_interval(normal_quantiles(7)) == pytest.approx(0.3186394, abs=1e-6)
-    assert narrowest_interval(np.float32([0])) == float("inf")
-
-
-# --- symbols ----------------------------------------------------------------------------------------------------------
 
 
 def test_symbols_reach_255() -> None:

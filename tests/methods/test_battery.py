@@ -3,7 +3,6 @@ is missing there fails `test_every_method_has_a_case`."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from inspect import getmodule
@@ -290,24 +289,15 @@ def test_what_cannot_be_sketched_is_told_with_the_client(method: str, broken: fl
 # --- learning ---------------------------------------------------------------------------------------------------------
 
 
-def majority_accuracy() -> float:
-    """Test accuracy, in percent, of predicting each client's most frequent training label."""
-    labels, right, total = digits().y.numpy(), 0, 0
-    for train, test in zip(digits().train, digits().test, strict=True):
-        favourite = Counter(labels[train].tolist()).most_common(1)[0][0]
-        right += int((labels[test] == favourite).sum())
-        total += len(test)
-    return 100 * right / total
-
-
 @every_case
 def test_learns(case: Case) -> None:
-    """Personal models beat each client's majority class by far; a global model is far above the 10 % of chance."""
+    """Far beyond the 38 % of predicting each client's most frequent label; a global model, beyond the 10 % of
+    chance."""
     chosen = federation(case.method, local_steps=5, batch_size=32, **{**case.settings, **case.learns_with})
     for _ in range(12):
         report = chosen.play_round(evaluate_global=True)
     assert np.isfinite(report.loss)
-    assert chosen.evaluate().accuracy > majority_accuracy() + 30
+    assert chosen.evaluate().accuracy > 68.2
     assert report.global_evaluation is None or report.global_evaluation.accuracy > 45
 
 

@@ -83,17 +83,6 @@ def test_a_weight_without_gradient_stays_where_it_is(clients: int) -> None:
             assert abs(float(moved.sign().mean())) < 5 / 300**0.5
 
 
-def test_weight_decay_enters_the_sign() -> None:
-    """g + μw with μ = 0.1: 1 − 2 < 0, 1 − 0.5 > 0, −1 + 3 > 0, 0 + 1 > 0; without μ only the signs of g count, a zero
-    of client 0 in round 0 as +."""
-    gradient, model = torch.tensor([[1.0, 1.0, -1.0, 0.0, -1.0]]), torch.tensor([-20.0, -5.0, 30.0, 10.0, 5.0])
-    for decay, expected in ((0.1, [-1, 1, 1, 1, -1]), (0.0, [1, 1, -1, 1, -1])):
-        exchange = exchange_of("obda", task_of(5, weight_decay=decay), step=STEP)
-        cohort = cohort_of(torch.full((1, 5), 7.0), model=model)
-        _, server = hold(exchange, cohort, {"model": model}, work=Work(gradient=gradient))
-        assert ((model - server["model"]) / STEP).tolist() == expected
-
-
 def exact_gradient(params: Tensor, data: FederatedData, client: int, round: int, train: TrainSettings) -> Tensor:
     """∇f at `params: [dim]`, float64, by torch's own module and autograd, averaged over the round's E batches."""
     module = exact_module(params)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from factories import cohort_of, hold, normal, task_of
@@ -76,15 +75,3 @@ def test_of_one_chunk_for_the_model_the_places_are_those_of_stc() -> None:
     x = normal(2, 300, seed=4)
     chunks = Chunks(task_of(300), 300, 0.05)
     assert torch.equal(chunks.positions(x), largest(x, 15))
-
-
-@pytest.mark.parametrize("decay", [0.0, 1.0])
-def test_the_ends_of_the_decay(decay: float) -> None:
-    """1 keeps all that was not sent; 0 sends of every round's update alone, whatever the residual is."""
-    own = method(decay=decay)
-    start = own.client_start(cohort_of(own.task.initial.expand(3, -1).clone()))
-    update, kept = normal(3, 17, seed=1), normal(3, 17, seed=2)
-    trained = cohort_of(start.params + update).with_state(model=start.params, residual=kept)
-    after, sent = own.exchanges[0].client_send(trained, 0, None)  # type: ignore[arg-type]
-    arrived = own.exchanges[0]._up.moved(torch.zeros_like(update), sent)  # type: ignore[attr-defined]
-    torch.testing.assert_close(after.state["residual"] + arrived, update + decay * kept, rtol=0, atol=1e-6)

@@ -41,17 +41,6 @@ def server_at(model: Tensor) -> dict[str, Tensor]:
     return {"model": model, "residual": torch.zeros_like(model)}
 
 
-def test_by_hand() -> None:
-    """The three largest of (1, −5, 0, 3, −4, 2) are −5, 3 and −4; their magnitudes have the mean 4."""
-    sent = ternary(torch.tensor([[1.0, -5.0, 0.0, 3.0, -4.0, 2.0]]), 3)
-    assert {name: value.tolist() for name, value in sent.items()} == {
-        "magnitude": [[4.0]],
-        "signs": [[-1.0, 1.0, -1.0]],
-        "positions": [[1, 3, 4]],
-    }
-    assert dense(sent, 6).tolist() == [[0, -4, 0, 4, -4, 0]]
-
-
 def test_many_ties_against_a_sort_of_pairs() -> None:
     """Five magnitudes over 3,000 entries; an order of equals that depends on an algorithm would show."""
     levels = torch.randint(-2, 3, (4, 3000), generator=torch.Generator().manual_seed(1)).float()
