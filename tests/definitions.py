@@ -1,21 +1,17 @@
 """What the package computes, written down from its definition: Φ as a dense float64 matrix, entry by entry, the
-smoothed penalty, and local steps by autograd, so that tests do not rest on the code they check. Random streams are
+smoothed penalty, so that tests do not rest on the code they check. Random streams are
 those of wire/plain_client/, the second implementation of the protocol page."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from math import sqrt
 
 import numpy as np
 import torch
 from plain_client import padded, row, signs, sketch_size, stream
-from torch import Tensor, nn
-
-from factories import small_module
-from pfedlms.data import FederatedData, batch_positions
-from pfedlms.train_settings import TrainSettings
+from torch import Tensor
 
 # --- the sketch -------------------------------------------------------------------------------------------------------
 
@@ -95,40 +91,3 @@ def smoothed_penalty(sketched: Tensor, thresholds: Tensor, widths: Tensor, conse
         huber = torch.where(z.abs() < rho, z**2 / (2 * rho), z.abs() - rho / 2)
         total += (huber - votes * z).sum(dim=1)
     return total / thresholds.shape[1]
-
-
-# --- local steps of the small model -----------------------------------------------------------------------------------
-
-
-def exact_module(params: Tensor) -> nn.Sequential:
-    """The small module in float64 with the flat `params: [dim]`."""
-    module = small_module().double()
-    nn.utils.vector_to_parameters(params.double(), module.parameters())
-    return module
-
-
-def small_batches(
-    data: FederatedData, client: int, phase: int, train: TrainSettings, seed: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """The samples (float64) and labels of a client's E steps of one phase."""
-    held = data.train[client]
-    walk = batch_positions(seed, client, len(held), phase * train.local_steps, train.local_steps, train.batch_size)
-    for positions in walk:
-        yield data.x[held[positions]].double(), data.y[held[positions]]
-
-
-def exact_steps(
-    params: Tensor, batches: Iterator[tuple[Tensor, Tensor]], train: TrainSettings, extra: Callable[..., Tensor]
-) -> Tensor:
-    """Plain SGD on cross-entropy + μ/2 ‖θ‖² + extra(flat parameters, features, labels), float64, by autograd."""
-    module = exact_module(params)
-    for x, y in batches:
-        features = module[:-1](x)
-        flat = torch.cat([p.reshape(-1) for p in module.parameters()])
-        decay = train.weight_decay / 2 * (flat**2).sum()
-        loss = nn.functional.cross_entropy(module[-1](features), y) + decay + extra(flat, features, y)
-        gradients = torch.autograd.grad(loss, list(module.parameters()))
-        with torch.no_grad():
-            for parameter, gradient in zip(module.parameters(), gradients, strict=True):
-                parameter -= train.learning_rate * gradient
-    return nn.utils.parameters_to_vector(module.parameters()).detach()

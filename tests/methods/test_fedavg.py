@@ -56,7 +56,6 @@ def test_one_step_on_all_samples_is_distributed_gradient_descent(
     train = {"local_steps": 1, "batch_size": max(counts), "learning_rate": rate, "weight_decay": 0.0}
     with overheard() as messages:
         chosen = federation("fedavg", data, small_module(), server_step=step, server_momentum=momentum, **train)
-        chosen.start()
         for _ in range(5):
             chosen.play_round()
     module = small_module().double()

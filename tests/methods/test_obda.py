@@ -5,23 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from definitions import exact_module, signs_of, small_batches
-from factories import (
-    SMALL_DIM,
-    Work,
-    cohort_of,
-    exchange_of,
-    hold,
-    normal,
-    small_data,
-    small_module,
-    task_of,
-    worker_of,
-)
-from pfedlms.data import FederatedData
-from pfedlms.train_settings import TrainSettings
+from definitions import signs_of
+from factories import Work, cohort_of, digits, exchange_of, hold, normal, task_of
+from plain_loops import CLIENTS, Loop, federate
 
 STEP = 0.25
 
@@ -83,31 +71,14 @@ def test_a_weight_without_gradient_stays_where_it_is(clients: int) -> None:
             assert abs(float(moved.sign().mean())) < 5 / 300**0.5
 
 
-def exact_gradient(params: Tensor, data: FederatedData, client: int, round: int, train: TrainSettings) -> Tensor:
-    """∇f at `params: [dim]`, float64, by torch's own module and autograd, averaged over the round's E batches."""
-    module = exact_module(params)
-    for x, y in small_batches(data, client, round + 1, train, seed=7):
-        (nn.functional.cross_entropy(module(x), y) / train.local_steps).backward()
-    return torch.cat([p.grad.reshape(-1) for p in module.parameters()])  # type: ignore[union-attr]
-
-
 def test_the_sign_is_that_of_the_gradient_at_the_common_model() -> None:
-    """Against float64 autograd, for clients whose own models are elsewhere; coordinates within rounding of zero are
-    left out, and there are hardly any."""
-    data, train = (
-        small_data(9, 4, 20),
-        TrainSettings(local_steps=3, batch_size=8, learning_rate=0.1, weight_decay=0.02),
-    )
-    common = normal(SMALL_DIM, seed=8) * 0.5
-    task = task_of(SMALL_DIM, weight_decay=train.weight_decay)
-    cohort = cohort_of(normal(3, SMALL_DIM, seed=9), samples=data.samples, model=common)
-    exchange, worker = exchange_of("obda", task), worker_of(small_module(), data, train, seed=7)
+    """Averaged over the round's E batches, in float64, for clients whose own models are elsewhere."""
+    loop, run = Loop(digits(CLIENTS)), federate("obda")
+    run.start()
+    (cohort,) = run._clients.present
     for round in (0, 4):
-        _, values = exchange.client_send(cohort, round, worker)
-        sent = values["signs"]
+        _, values = run.method.exchanges[0].client_send(cohort, round, run._worker)
         for client in range(3):
-            expected = exact_gradient(common, data, client, round, train) + 0.02 * common.double()
-            clear = expected.abs() > 1e-5
-            assert int(clear.sum()) >= len(expected) - 1
-            assert torch.equal(sent[client][clear] >= 0, expected[clear] >= 0)
-            torch.testing.assert_close(sent[client].double(), expected, rtol=1e-4, atol=1e-6)
+            each = [loop.gradient(loop.initial, samples) for samples in loop.batches(client, round + 1)]
+            expected = torch.stack(each).mean(dim=0)
+            torch.testing.assert_close(values["signs"][client].double(), expected, rtol=1e-4, atol=1e-6)

@@ -1,10 +1,10 @@
-"""STC: which entries are kept, what residuals hold, whole rounds in NumPy, and its limits."""
+"""STC: which entries are kept, the server's residual, and its limits. Whole rounds are recomputed in
+wire/test_second_implementation.py."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -21,24 +21,18 @@ def ternary(x: Tensor, count: int) -> dict[str, Tensor]:
     return Ternary(x.shape[1], (count + 0.5) / x.shape[1]).compress(x)
 
 
-def dense(sent: dict[str, Tensor], dim: int) -> Tensor:
-    """STC(x) as vectors again."""
-    return torch.zeros(1, dim).scatter(1, sent["positions"], sent["magnitude"] * sent["signs"])
-
-
 def exchange_of(dim: int, sparsity: float, down: float = 0.0) -> Exchange[Any]:
     return factories.exchange_of("stc", task_of(dim), sparsity=sparsity, sparsity_down=down)
 
 
-def clients_with(updates: Tensor, model: Tensor | None = None, residual: Tensor | None = None, **known: Any) -> Cohort:
-    """Clients whose θ_k − w is `updates: [clients, dim]`, exactly where w = 0."""
-    w = torch.zeros(updates.shape[1]) if model is None else model
-    cohort = cohort_of(w + updates, model=w, **known)
-    return cohort.with_state(residual=torch.zeros_like(updates) if residual is None else residual)
+def clients_with(updates: Tensor, samples: list[int] | None = None) -> Cohort:
+    """Clients whose θ_k is `updates: [clients, dim]`, with w = 0."""
+    zero = torch.zeros(updates.shape[1])
+    return cohort_of(updates, samples=samples, model=zero, residual=zero)
 
 
-def server_at(model: Tensor) -> dict[str, Tensor]:
-    return {"model": model, "residual": torch.zeros_like(model)}
+def server_of(dim: int) -> dict[str, Tensor]:
+    return {"model": torch.zeros(dim), "residual": torch.zeros(dim)}
 
 
 def test_many_ties_against_a_sort_of_pairs() -> None:
@@ -70,9 +64,9 @@ def test_a_gpu_keeps_the_same_entries() -> None:
 def test_the_server_has_a_residual_of_its_own() -> None:
     """Clients send (8, 0, 0, 0) and (0, −4, 0, 0), N = 1 and 3, one entry each: x = (2, −3, 0, 0). Down go −3 and then,
     when clients have nothing more to say, the 2."""
-    exchange, start = exchange_of(4, 0.25), torch.zeros(4)
+    exchange = exchange_of(4, 0.25)
     cohort = clients_with(torch.tensor([[8.0, 0, 0, 0], [0, -4.0, 0, 0]]), samples=[1, 3])
-    (cohort,), server = hold(exchange, cohort, server_at(start))
+    (cohort,), server = hold(exchange, cohort, server_of(4))
     assert server["model"].tolist() == [0, -3, 0, 0]
     assert server["residual"].tolist() == [2, 0, 0, 0]
     assert torch.equal(cohort.params, server["model"].expand(2, -1))
@@ -86,8 +80,8 @@ def test_all_entries_are_scaled_signs() -> None:
     """p = 1: every entry goes, as its sign times the mean magnitude, in one bit for the place and one for the sign."""
     exchange, updates = exchange_of(64, 1.0), normal(1, 64, seed=7)
     _, sent = exchange.client_send(clients_with(updates), 0, None)  # type: ignore[arg-type]
-    x = updates[0].double().numpy()
-    np.testing.assert_allclose(dense(sent, 64)[0].double().numpy(), np.sign(x) * np.abs(x).mean(), rtol=1e-6)
+    assert sent["positions"].tolist() == [[*range(64)]]
+    torch.testing.assert_close(sent["magnitude"] * sent["signs"], updates.sign() * updates.abs().mean())
     assert exchange.up.max_bytes == 4 + 8 + 8
 
 
@@ -95,16 +89,16 @@ def test_more_entries_than_there_are() -> None:
     """Of a mean with one entry other than zero four go down: zeros among them are sent as +μ, and taken back later."""
     exchange = exchange_of(8, 0.125, 0.5)
     update = torch.tensor([[0.0, 0, 0, 0, 0, -8.0, 0, 0]])
-    _, server = hold(exchange, clients_with(update), server_at(torch.zeros(8)))
+    _, server = hold(exchange, clients_with(update), server_of(8))
     assert server["model"].tolist() == [2, 2, 2, 0, 0, -2, 0, 0]
     assert server["residual"].tolist() == [-2, -2, -2, 0, 0, -6, 0, 0]
 
 
 def test_a_sparse_update_of_one_magnitude_arrives_as_it_is() -> None:
     """As FedAvg's would, with no residual at either end."""
-    update, nothing = torch.zeros(100), torch.zeros(100)
+    update = torch.zeros(100)
     update[[3, 50, 51, 99]] = torch.tensor([0.25, -0.25, -0.25, 0.25])
-    (after,), server = hold(exchange_of(100, 0.04), clients_with(update[None]), server_at(nothing))
+    (after,), server = hold(exchange_of(100, 0.04), clients_with(update[None]), server_of(100))
     assert torch.equal(after.params[0], update)
     assert torch.equal(server["model"], update)
     assert not torch.cat([server["residual"], after.state["residual"][0]]).any()
