@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from definitions import dense_phi
-from factories import cohort_of, federation, normal, overheard, task_of
+from factories import SMALL_DIM, cohort_of, federation, normal, overheard, small_data, small_module, task_of
 from pfedlms.methods.pfed1bs import PFed1BS, PFed1BSSettings
 from pfedlms.wire.frames import SERVER
 
@@ -49,10 +49,9 @@ def test_gradient_of_the_objective(sizes: tuple[int, ...], sharpness: float) -> 
 
 def test_a_federation_sends_signs_of_one_fixed_sketch_and_their_majority() -> None:
     """Three rounds: every client's message is the sign of ΦΘ through the dense Φ of the whole model, the same Φ each
-    round, and the answer is the weighted majority."""
-    chosen = federation("pfed1bs", seed=SEED)
-    dim, kept = chosen.model.layout.dim, chosen.model.layout.dim // 10
-    phi = dense_phi(dim, kept, SEED)
+    round, and the answer is the weighted majority: of four clients the last has as many samples as two others."""
+    chosen = federation("pfed1bs", small_data(5, 6, 8, 14), small_module(), seed=SEED, ratio=0.5)
+    phi = dense_phi(SMALL_DIM, SMALL_DIM // 2, SEED)
     chosen.start()
     for _ in range(3):
         params = chosen.state()["params"].double().numpy()
