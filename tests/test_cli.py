@@ -111,6 +111,7 @@ BAD = {
     "option without a value": (["run", "--rounds"], "--rounds: expected one argument"),
     "no methods": (["compare", "--methods", ","], "--methods: got none"),
     "a list of seeds": (["compare", "--seeds", "1,2"], "--seeds: got 1,2, expected a count of at least 1; compare"),
+    "model of other inputs": (["run", "--set", "model.name=vgg8"], "vgg8 takes images of shape (channels, 32, 32)"),
     "custom data": (["run", "--dataset", "custom"], "stands for data given in Python"),
     "too large a model": (["run", "--set", "model.hidden=100000000000000"], "model: cannot be built"),
     "no data folder named": (["run", "--dataset", "mnist"], "name their folder with --data-dir DIR"),
@@ -128,6 +129,7 @@ BAD = {
     "bits of custom data": (["bits", "--dataset", "custom"], "stands for data given in Python"),
     "bits of no classes": (["bits", "--classes", "0"], "--classes: got 0"),
     "out in a file": (["run", *OPTIONS, "--out", "/proc/version/run"], "/proc/version/run: cannot be written"),
+    "out in proc": (["compare", *OPTIONS, "--out", "/proc/pfedlms"], "/proc/pfedlms: cannot be written"),
 }
 
 

@@ -24,6 +24,7 @@ import pfedlms.wire.codec
 from definitions import dense_model
 from factories import RATIO, SEED, SIZES, layout_of, normal, sketch_of, some_pull
 from pfedlms.aggregate import Vote, WeightedMean, pool_statistics, weighted_median
+from pfedlms.engine.graphs import flat, rebuilt
 from pfedlms.models import Layer, Layout, flat_layout
 from pfedlms.pull import Pull
 from pfedlms.quantise import normal_quantiles, statistics, symbols_of, thresholds_of
@@ -260,6 +261,14 @@ def test_reprs_say_what_it_is() -> None:
     assert repr(Sketch(layout, 0.5, 3, 9)) == "Sketch(2 layers, 1,322 → 1,088 entries, ratio 0.5, seed 3, epoch 9)"
     assert repr(some_pull(7, 0.05, 0.1).pull) == "Pull(130 → 85 entries, thresholds 7, strength 0.05, smoothing 0.1)"
     assert repr(Vote(1000, 7)) == "Vote(size 1,000, thresholds 7, no client yet)"
+
+
+def test_a_sketch_of_another_epoch_is_the_same_computation_to_recordings() -> None:
+    """What its repr says is no part of it; one rebuilt from its fields does not know."""
+    first, second = sketch_of(*SIZES, epoch=0), sketch_of(*SIZES, epoch=1)
+    tensors: list[torch.Tensor] = []
+    assert flat(first, tensors) == flat(second, [])
+    assert repr(rebuilt(first, iter(tensors))) == "Sketch(6 layers, 130 → 85 entries)"
 
 
 def test_layers_of_numpys_numbers_are_those_of_pythons() -> None:
