@@ -22,9 +22,9 @@ from factories import (
     task_of,
     worker_of,
 )
-from pfedlms.engine.training import TrainSettings
 from pfedlms.methods.contract import Objective
 from pfedlms.methods.fedproto import NearPrototypes
+from pfedlms.train_settings import TrainSettings
 from plain_loops import BODY, CLIENTS, HIDDEN, RATE, Loop, federate
 
 COUNTS = torch.tensor([[9.0, 1.0, 0.0, 0.0], [1.0, 0.0, 2.0, 0.0], [100.0, 0.0, 5.0, 0.0]])
@@ -49,7 +49,7 @@ def test_mean_features_against_a_plain_loop() -> None:
     evaluation batch), each without one class."""
     data = small_data(9, 4, 600)
     params = normal(3, SMALL_DIM, seed=6)
-    worker = worker_of(small_module(), data, TrainSettings(1, 4, 0.1, 0.0, 0.0), seed=0)
+    worker = worker_of(small_module(), data, TrainSettings(batch_size=4), seed=0)
     for ids in ([0, 1, 2], [1], [2]):
         cohort = cohort_of(params[ids], ids, [data.samples[k] for k in ids])
         means, counts = worker.class_features(cohort)
@@ -89,7 +89,7 @@ def test_local_steps_follow_the_objective() -> None:
 
 def test_the_features_of_one_linear_layer_are_the_samples_and_pull_nothing() -> None:
     """So local steps are those of cross-entropy alone."""
-    train, data = TrainSettings(3, 4, 0.1, 0.0, 0.0), small_data(9, 7)
+    train, data = TrainSettings(local_steps=3, batch_size=4, weight_decay=0.0), small_data(9, 7)
     module = small_module()[:1]
     cohort = cohort_of(normal(2, SMALL_LAYERS[0]), samples=data.samples)
     worker = worker_of(module, data, train, seed=8)
