@@ -1,5 +1,4 @@
-"""CIFAR-10 and CIFAR-100 in batches made here: pickled as the published ones, packed and not; hostile pickles; and a
-round trained on each."""
+"""CIFAR-10 and CIFAR-100 in batches made here: pickled as the published ones, packed and not; hostile pickles."""
 
 from __future__ import annotations
 
@@ -138,11 +137,10 @@ def test_where_batches_are_found(tmp_path: Path, name: str, place: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("place", [".", "{name}"])
-def test_archives(tmp_path: Path, name: str, place: str) -> None:
+def test_archives(tmp_path: Path, name: str) -> None:
     """Nothing is unpacked beside them; a folder that lacks a file is left alone."""
-    folder, batches = tmp_path / place.format(name=name), files(name)
-    unpack(folder, {ARCHIVES[name]: archive(FOLDERS[name], batches)})
+    batches = files(name)
+    unpack(tmp_path / name, {ARCHIVES[name]: archive(FOLDERS[name], batches)})
     unpack(tmp_path / FOLDERS[name], {NAMES[name][0]: batches[NAMES[name][0]]})
     before = sorted(tmp_path.rglob("*"))
     assert_all(name, load_dataset(name, tmp_path))
@@ -210,10 +208,8 @@ def test_a_call_is_named_and_nothing_of_numpy_is_called(tmp_path: Path, monkeypa
 
 def test_missing_and_cut_batches_are_named(tmp_path: Path) -> None:
     whole = files("cifar10")
-    for lost in whole:
-        place = tmp_path / f"no {lost}"
-        folder = unpack(place / FOLDERS["cifar10"], {e: c for e, c in whole.items() if e != lost})
-        assert f"{folder}: {lost} is missing beside " in refused("cifar10", place)
+    folder = unpack(tmp_path / FOLDERS["cifar10"], {e: c for e, c in whole.items() if e != "data_batch_5"})
+    assert f"{folder}: data_batch_5 is missing beside " in refused("cifar10", tmp_path)
     content = whole["test_batch"]
     for end in (0, 1, 10, 100, len(content) // 2, len(content) - 1):
         unpack(tmp_path, {**whole, "test_batch": content[:end]})
@@ -235,14 +231,10 @@ def test_changed_bytes_are_an_error_or_other_pixels() -> None:
 
 BLACK = np.zeros((1, 3072), np.uint8)
 WRONG: dict[str, tuple[Any, str]] = {
-    "a list": ([1, 2], "no whole pickled batch of cifar10"),
-    "no data": ({"labels": [1]}, "(KeyError: b'data'), expected data (bytes [n, 3072]) and labels"),
     "of cifar100": (batch("cifar100", 0), "(KeyError: b'labels'), .* or it is of another data set"),
     "floats": ({"data": BLACK.astype(np.float32), "labels": [1]}, "data are no bytes [n, 3072]"),
-    "objects": ({"data": np.array([[None]]), "labels": [1]}, "data are no bytes [n, 3072]"),
     "labels as an array": ({"data": BLACK, "labels": np.array([1], np.uint8)}, "labels are no list of whole numbers"),
     "truth": ({"data": BLACK, "labels": [True]}, "labels are no list of whole numbers"),
-    "a label beyond": ({"data": BLACK, "labels": [10]}, "got label 10 in sample 0 (from 0), expected 0 to 9"),
     "a label below": ({"data": BLACK, "labels": [-(2**70)]}, "labels are no list of whole numbers"),
 }
 
@@ -258,11 +250,9 @@ def test_other_contents_are_named(tmp_path: Path, content: Any, message: str) ->
 def test_broken_archives_are_named(tmp_path: Path) -> None:
     batches = files("cifar100")
     whole = archive(FOLDERS["cifar100"], batches)
-    tar = gzip.decompress(whole)
     broken = {
-        b"": "", b"<html>404</html>" * 9: "cannot be read", whole[: len(whole) // 2]: "cannot be read",
-        whole[:-1]: "cannot be read", whole[:-8] + bytes([whole[-8] ^ 1]) + whole[-7:]: "cannot be read",
-        gzip.compress(b"text" * 500): "not a whole archive", gzip.compress(tar[:8000]): "",
+        b"": "", whole[:-8] + bytes([whole[-8] ^ 1]) + whole[-7:]: "cannot be read",
+        gzip.compress(b"text" * 500): "not a whole archive", gzip.compress(gzip.decompress(whole)[:8000]): "",
         archive("x", {"train": batches["train"]}): ": got readme.html, train, expected test in it",
         archive("x", {**batches, "test": b"nothing"}): "/test: no whole pickled batch",
     }  # fmt: skip

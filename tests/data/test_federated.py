@@ -20,20 +20,6 @@ def pair(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
     return X[start:stop], Y[start:stop]
 
 
-def test_pool_of_digits() -> None:
-    x, y = load_dataset("digits")
-    data = from_pool(x, y, Partitioning(clients=8, alpha=0.5, seed=1))
-    assert (data.clients, data.shape, data.classes) == (8, (1, 8, 8), 10)
-    assert torch.equal(data.x, torch.from_numpy(x))
-    assert torch.equal(data.y, torch.from_numpy(y))
-    everything = np.concatenate([*data.train, *data.test])
-    assert sorted(everything.tolist()) == list(range(1797))
-    for train, test in zip(data.train, data.test, strict=True):
-        assert len(test) == round(0.25 * (len(train) + len(test)))
-        assert len(train) + len(test) >= 10
-    assert data.samples == tuple(len(train) for train in data.train)
-
-
 def test_every_client_of_a_pool_can_be_split() -> None:
     """A client needs one sample to train and one to test on, whatever min_samples says."""
     data = from_pool(np.zeros((8, 1)), np.zeros(8, dtype=int), Partitioning(4, 50.0, 1, min_samples=0))
@@ -62,12 +48,15 @@ def test_validation_comes_out_of_training_and_nothing_else_changes(share: float)
     """Every client: what it trained on before is cut in two by class, give or take one; test samples are the same."""
     x, y = load_dataset("digits")
     before, data = (from_pool(x, y, Partitioning(8, 0.5, 1, validation=each)) for each in (0.0, share))
-    assert before.validation == ()
+    assert (before.clients, before.shape, before.classes, before.validation) == (8, (1, 8, 8), 10, ())
+    assert torch.equal(data.x, torch.from_numpy(x))
+    assert sorted(np.concatenate([*before.train, *before.test]).tolist()) == list(range(1797))
     assert len(data.validation) == 8
     for client, whole in enumerate(before.train):
         train, aside = data.train[client], data.validation[client]
         assert sorted([*train.tolist(), *aside.tolist()]) == whole.tolist()
         assert data.test[client].tolist() == before.test[client].tolist()
+        assert len(data.test[client]) == round(0.25 * (len(whole) + len(data.test[client])))
         assert len(aside) == min(max(round(share * len(whole)), 1), len(whole) - 1)
         for label in range(10):
             assert abs((y[aside] == label).sum() - share * (y[whole] == label).sum()) <= 1
@@ -161,4 +150,5 @@ def test_a_run_on_mapped_samples_is_that_on_arrays(tmp_path: Path) -> None:
     save(tmp_path, client=np.repeat(np.arange(50), 8))
     given = pfedlms.run(name, **{**how, "partition": "given"})
     assert "client_names" not in given.summary
+    assert given.client_names[9] == "9"
     assert given.federation.data.train[9].min() >= 72

@@ -81,9 +81,11 @@ def assert_pixels(x: np.ndarray) -> None:
 
 
 def test_files_are_found_decoded_and_pooled(tmp_path: Path) -> None:
-    """Image formats may differ from row to row."""
+    """Image formats may differ from row to row, and names end in a hash."""
     kinds = iter(["PNG", "WEBP", "WEBP", "BMP", "PNG", "TIFF", "WEBP"])
-    write(tmp_path, lambda pixels: encoded(pixels, next(kinds), lossless=True))
+    for path in write(tmp_path, lambda pixels: encoded(pixels, next(kinds), lossless=True)).iterdir():
+        path.rename(path.with_name(f"{path.stem}-1a2b3c4d5e6f7890.parquet"))
+    (tmp_path / "train-notes.parquet").write_text("not a shard")
     assert_all(load_dataset("cifar10", tmp_path))
 
 
@@ -100,13 +102,6 @@ def test_grey_pictures_and_palettes_become_colour(tmp_path: Path) -> None:
     raw = np.rint((x[5:] * np.array(STD).reshape(3, 1, 1) + np.array(MEAN).reshape(3, 1, 1)) * 255)
     assert np.array_equal(raw[0], np.stack([grey] * 3))
     assert np.array_equal(raw[1], np.where(grey % 2, [[[200]], [[100]], [[0]]], [[[10]], [[20]], [[30]]]))
-
-
-def test_names_with_a_hash_are_names_too(tmp_path: Path) -> None:
-    for path in write(tmp_path).iterdir():
-        path.rename(path.with_name(f"{path.stem}-1a2b3c4d5e6f7890.parquet"))
-    (tmp_path / "train-notes.parquet").write_text("not a shard")
-    assert_all(load_dataset("cifar10", tmp_path))
 
 
 HUBS = {
@@ -147,22 +142,22 @@ def refused(folder: Path) -> str:
 
 
 def test_missing_files_and_files_of_two_sets_are_named(tmp_path: Path) -> None:
-    for name in SPLITS:
+    for name, problem in (("train-00001-of-00002", "as many as their names"), ("test-00000-of-00001", "is missing")):
         folder = write(tmp_path / name)
         (folder / f"{name}.parquet").unlink()
         message = refused(folder)
         assert message.startswith(f"{folder}: ")
-        assert "test-*-of-*.parquet is missing" in message or "expected as many as their names say" in message
-    for other in ("train-00000-of-00001", "train-00002-of-00002", "train-00001-of-00003"):
+        assert problem in message
+    for other in ("train-00000-of-00001", "train-00002-of-00002"):
         folder = write(tmp_path / other)
         (folder / f"{other}.parquet").write_bytes((folder / "train-00001-of-00002.parquet").read_bytes())
         assert re.search(f"got .*{other}.parquet.*, expected as many as their names say, each once", refused(folder))
 
 
-def with_test(folder: Path, made: pa.Table | bytes) -> str:
+def with_test(folder: Path, made: pa.Table) -> str:
     """What is said when the file of test is replaced."""
     path = write(folder) / "test-00000-of-00001.parquet"
-    path.write_bytes(made) if isinstance(made, bytes) else parquet.write_table(made, path)
+    parquet.write_table(made, path)
     message = refused(folder)
     assert message.startswith(str(path))
     return message.removeprefix(str(path))
@@ -171,7 +166,6 @@ def with_test(folder: Path, made: pa.Table | bytes) -> str:
 GOOD = encoded(picture(0))
 WRONG_COLUMNS = {
     "no image": pa.table({"label": [1]}),
-    "images by path alone": pa.table({"img": [{"path": "a.png"}], "label": [1]}),
     "bare bytes": pa.table({"img": [GOOD], "label": [1]}),
     "labels in words": pa.table({"img": table([GOOD], [1])["img"], "label": ["cat"]}),
 }
@@ -190,7 +184,6 @@ WRONG_ROWS = {
     "null": (None, 3, "got no image or no label"),
     "cut": (GOOD[: len(GOOD) // 2], 3, "no image that Pillow can decode"),
     "small": (encoded(picture(0)[:31]), 3, "got an image of 32x31 pixels, expected 32x32"),
-    "deep": (encoded(np.zeros((32, 32), np.uint16)), 3, "got an image of mode I;16, expected 8 bits per channel"),
     "no label": (GOOD, None, "got no image or no label"),
 }
 
@@ -207,28 +200,10 @@ def test_a_wrong_row_is_named(
     assert len(list(cache.iterdir())) == 2  # of train
 
 
-def whole(folder: Path) -> bytes:
-    return (write(folder) / "test-00000-of-00001.parquet").read_bytes()
-
-
-BROKEN: dict[str, Callable[[bytes], bytes]] = {
-    "empty": lambda content: b"",
-    "half": lambda content: content[: len(content) // 2],
-    "a pointer": lambda content: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 44631675\n",
-    "a wrong footer": lambda content: content[:-60] + bytes(52) + content[-8:],
-}
-
-
-@pytest.mark.parametrize("damage", BROKEN.values(), ids=BROKEN)
-def test_a_broken_file_is_named(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
-    message = with_test(tmp_path, damage(whole(tmp_path)))
-    assert message.startswith(": not a whole Parquet file (")
-    assert message.endswith("); write or fetch the file again")
-
-
 def test_changed_bytes_are_an_error_or_harmless(tmp_path: Path) -> None:
     """Any of 150 places: refused as data, never anything else; images of PNG carry checksums, so pixels are right."""
-    content, path = whole(tmp_path), tmp_path / "test-00000-of-00001.parquet"
+    path = write(tmp_path) / "test-00000-of-00001.parquet"
+    content = path.read_bytes()
     places, outcomes = np.random.default_rng(0).integers(0, len(content), 150), set()
     for place in places:
         path.write_bytes(content[:place] + bytes([content[place] ^ 0x55]) + content[place + 1 :])
@@ -256,15 +231,6 @@ def test_without_the_extra_its_name_is_said(tmp_path: Path) -> None:
 
 
 # --- decoded copies ---
-
-
-def test_a_second_time_nothing_is_decoded(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever the files are."""
-    load_dataset("cifar10", write(tmp_path / "data"))
-    assert len(list(cache.iterdir())) == 3
-    (tmp_path / "data").rename(tmp_path / "moved")
-    monkeypatch.setattr("pfedlms.data.images.decode_anew", None)
-    assert_all(load_dataset("cifar10", tmp_path / "moved"))
 
 
 def test_a_damaged_copy_costs_a_warning_and_is_made_again(tmp_path: Path, cache: Path) -> None:

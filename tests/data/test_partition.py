@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pfedlms import rng
-from pfedlms.data import Partitioning, from_pool
+from pfedlms.data import Partitioning
 from pfedlms.data.partition import Sets, Splits, assign, by_classes, by_quantity, iid, partition, split
 from pfedlms.data.partition import given as as_given
 from pfedlms.errors import DataError
@@ -22,13 +22,6 @@ def class_counts(labels: np.ndarray, sets: list[np.ndarray]) -> np.ndarray:
 
 
 # --- partition ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("alpha", [0.1, 0.5, 10.0])
-def test_every_client_has_the_minimum(alpha: float, seed: int) -> None:
-    sets = partition(LABELS, 10, alpha, seed, min_samples=30)
-    assert min(len(held) for held in sets) >= 30
 
 
 def test_capacity_rule() -> None:
@@ -83,25 +76,15 @@ def test_an_impossible_draw_names_clients_alpha_and_remedy() -> None:
 # --- split ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("total", [0, 1])
-def test_fewer_than_two_samples_cannot_be_split(total: int) -> None:
-    with pytest.raises(DataError, match=rf"client 7 holds {total} sample\(s\), expected at least 2.*data.min_samples"):
-        split(np.zeros(total, dtype=np.int64), np.arange(total), 0, client=7)
-
-
 @pytest.mark.parametrize(
     ("share", "sizes", "aside"),
     [
         (0.25, [2], [1]),  # a quarter, rounded (half to even), at least one on each side
-        (0.25, [6], [2]),
         (0.25, [10], [2]),
-        (0.25, [40, 20, 8], [10, 5, 2]),  # whole quotas
         (0.25, [7, 6, 5], [2, 1, 1]),  # quotas 1.75, 1.5, 1.25 and round(4.5) = 4
         (0.25, [4, 1, 1], [2, 0, 0]),  # quotas 1, 0.25, 0.25 and round(1.5) = 2: a class of one sample is trained on
-        (0.4, [10], [4]),
         (0.1, [12, 7, 6], [1, 1, 0]),  # quotas 1.2, 0.7, 0.6 and round(2.5) = 2: one more, of the largest remainder
         (0.1, [2, 2, 1], [1, 0, 0]),  # round(0.5) = 0, but one at least; the first of two equals
-        (0.6, [3, 2], [2, 1]),  # quotas 1.8, 1.2 and round(3.0) = 3
         (0.5, [2, 4, 1], [1, 3, 0]),  # quotas 1, 2, 0.5 and round(3.5) = 4: only the class of four has one to spare
         (0.5, [2, 1], [1, 1]),  # quotas 1, 0.5 and round(1.5) = 2: neither has one to spare
         (0.99, [1, 1, 1], [1, 1, 0]),  # one is left to train on, whatever the share
@@ -112,6 +95,8 @@ def test_what_is_set_aside_by_hand(share: float, sizes: list[int], aside: list[i
     labels = np.repeat(np.arange(len(sizes)), sizes)
     _, apart = split(labels, np.arange(len(labels)), 0, 0, share, "validation")
     assert np.bincount(labels[apart], minlength=len(sizes)).tolist() == aside
+    with pytest.raises(DataError, match=r"client 7 holds 1 sample\(s\), expected at least 2.*data.min_samples"):
+        split(labels, np.arange(1), 0, client=7)
 
 
 def split_in_plain_python(labels: np.ndarray, held: np.ndarray, seed: int, client: int, share: float) -> list[int]:
@@ -143,14 +128,7 @@ def test_splits_of_all_clients_at_once_are_those_of_each(share: float) -> None:
     assert [own.tolist() for own in splits.rest] == [splits.rest[client].tolist() for client in range(40)]
 
 
-def test_samples_stored_client_by_client_need_no_table() -> None:
-    sets = Sets(np.array([0, 0, 2, 2, 2]), 4)
-    assert [own.tolist() for own in sets] == [[0, 1], [], [2, 3, 4], []]
-
-
 # --- schemes: ways to partition ---------------------------------------------------------------
-
-OWNER = np.arange(1000) % 7
 
 
 def dealt(scheme: str, labels: np.ndarray = LABELS, clients: int = 5, seed: int = 0, **more: float) -> list[np.ndarray]:
@@ -159,10 +137,7 @@ def dealt(scheme: str, labels: np.ndarray = LABELS, clients: int = 5, seed: int 
     return assign(labels, how, owner)
 
 
-SCHEMES = ["dirichlet", "classes", "iid", "quantity", "given"]
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", ["dirichlet", "classes", "iid", "quantity", "given"])
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.lists(st.integers(-1, 2), min_size=20, max_size=80), st.integers(2, 6), st.integers(0, 2**63 - 1))
 def test_every_sample_goes_to_exactly_one_client(scheme: str, labels: list[int], clients: int, seed: int) -> None:
@@ -176,13 +151,17 @@ def test_every_sample_goes_to_exactly_one_client(scheme: str, labels: list[int],
 
 
 @pytest.mark.parametrize("scheme", ["classes", "iid", "quantity", "dirichlet"])
-def test_a_draw_is_a_function_of_its_seed_and_of_no_other_draw(scheme: str) -> None:
-    first, again, other = ([held.tolist() for held in dealt(scheme, seed=seed)] for seed in (1, 1, 2))
+def test_a_draw_is_a_function_of_its_seed_and_gives_everyone_the_minimum(scheme: str) -> None:
+    """Of five clients with α = 0.1 the first draw of Dirichlet shares leaves some with less."""
+    first, again, *others = (
+        [held.tolist() for held in dealt(scheme, seed=seed, alpha=0.1, least=50)] for seed in (1, 1, 2, 3, 4)
+    )
     assert first == again
-    assert first != other
+    assert first not in others
+    assert min(len(held) for sets in (first, *others) for held in sets) >= 50
 
 
-@pytest.mark.parametrize(("least", "most"), [(10, 100), (1, 1000), (0, 1000)])
+@pytest.mark.parametrize(("least", "most"), [(10, 100), (0, 1000)])
 @pytest.mark.parametrize("scheme", ["classes", "iid", "quantity", "dirichlet"])
 def test_more_clients_than_samples_allow(scheme: str, least: int, most: int) -> None:
     with pytest.raises(DataError, match=f"got {most + 1} clients.*only 1000 samples.*at most {most} clients"):
@@ -190,22 +169,15 @@ def test_more_clients_than_samples_allow(scheme: str, least: int, most: int) -> 
 
 
 def test_auto_is_given_where_the_data_say_so() -> None:
-    owned = assign(LABELS, Partitioning(3, 0.5, 0, 2), OWNER)
+    owner = np.arange(1000) % 7
+    owned = assign(LABELS, Partitioning(3, 0.5, 0, 2), owner)
     assert [held.tolist() for held in owned] == [list(range(client, 1000, 7)) for client in range(7)]
     for name in ("auto", "dirichlet"):
         expected = partition(LABELS, 3, 0.5, 4, 2)
-        got = assign(LABELS, Partitioning(3, 0.5, 4, 2, scheme=name), OWNER if name == "dirichlet" else None)
+        got = assign(LABELS, Partitioning(3, 0.5, 4, 2, scheme=name), owner if name == "dirichlet" else None)
         assert [held.tolist() for held in got] == [held.tolist() for held in expected]
     with pytest.raises(DataError, match=r"data.partition: got 'given', but the data name no clients.*owner_column=COL"):
         assign(LABELS, Partitioning(3, 0.5, 0, 2, scheme="given"))
-
-
-def test_a_pool_takes_a_scheme() -> None:
-    data = from_pool(np.zeros((1000, 1)), LABELS, Partitioning(5, 0.5, 0, scheme="classes", classes_per_client=2))
-    for train, test in zip(data.train, data.test, strict=True):
-        assert set(LABELS[train].tolist()) == set(LABELS[test].tolist())
-        assert len(set(LABELS[train].tolist())) == 2
-        assert (len(train), len(test)) == (150, 50)
 
 
 def test_iid_by_hand() -> None:
@@ -235,11 +207,13 @@ def test_everybody_holds_that_many_classes(clients: int, classes: int, seed: int
 
 
 def test_large_classes_have_more_holders() -> None:
-    """600, 200 and 200 samples, five clients with one class: 3, 1 and 1 holders, 200 samples each."""
+    """600, 200 and 200 samples, five clients with one class: 3, 1 and 1 holders, 200 samples each, and no more."""
     labels = np.repeat([0, 1, 2], [600, 200, 200])
     counts = class_counts(labels, by_classes(labels, 5, 1, 0))
     assert (counts > 0).sum(axis=0).tolist() == [3, 1, 1]
     assert counts.sum(axis=1).tolist() == [200] * 5
+    with pytest.raises(DataError, match=r"the smallest got 200 of 1000 samples, expected data.min_samples = 201"):
+        by_classes(labels, 5, 1, 0, min_samples=201)
 
 
 def test_which_classes_go_together_is_drawn() -> None:
@@ -262,12 +236,6 @@ def test_every_possible_deal_is_found(sizes: list[int], clients: int, classes: i
     elif clients <= len(labels):
         with pytest.raises(DataError, match=f"data.classes_per_client: got {classes} for {clients} clients, expected"):
             by_classes(labels, clients, classes, seed, min_samples=1)
-
-
-def test_too_small_a_part_names_the_remedy() -> None:
-    labels = np.repeat([0, 1], [5, 95])
-    with pytest.raises(DataError, match=r"the smallest got 5 of 100 samples, expected data.min_samples = 10"):
-        by_classes(labels, 2, 1, 0, min_samples=10)
 
 
 # --- quantity ---
@@ -300,5 +268,7 @@ def test_sizes_are_skewed_by_alpha_and_classes_are_not() -> None:
 def test_given_by_hand() -> None:
     sets = as_given(np.array([2, 0, 1, 0, 2, 2]), ("a", "b", "c"), 1)
     assert [held.tolist() for held in sets] == [[1, 3], [2], [0, 4, 5]]
+    in_order = Sets(np.array([0, 0, 2, 2, 2]), 4)
+    assert [held.tolist() for held in in_order] == [[0, 1], [], [2, 3, 4], []]
     with pytest.raises(DataError, match=r"data.min_samples: got 3, but 2 of 3 given clients .* \(client b: 1\)"):
         as_given(np.array([2, 0, 1, 0, 2, 2]), ("a", "b", "c"), 3)

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from pfedlms.data import load_dataset
+from pfedlms.data import load_dataset, load_pool
 from pfedlms.data.formats import read_idx
-from pfedlms.data.sources import DATASETS, fingerprint
+from pfedlms.data.sources import DATASETS
 from pfedlms.errors import DataError, DataWarning
 
 small = pytest.mark.filterwarnings("ignore::pfedlms.errors.DataWarning")  # files of a few samples
@@ -46,9 +46,10 @@ def test_digits() -> None:
     x, y = load_dataset("digits")
     assert (x.shape, x.dtype, y.dtype) == ((1797, 1, 8, 8), np.float32, np.int64)
     assert np.bincount(y).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
-    first = (x[0, 0] * 0.3760 + 0.3053) * 16
-    assert np.rint(first[:2]).tolist() == [[0, 0, 5, 13, 9, 1, 0, 0], [0, 0, 13, 15, 10, 15, 5, 0]]
+    raw = load_pool("digits", mean=(0.0,), std=(1.0,)).x
+    assert (raw[0, 0, :2] * 16).tolist() == [[0, 0, 5, 13, 9, 1, 0, 0], [0, 0, 13, 15, 10, 15, 5, 0]]
     assert y[0] == 0
+    assert np.allclose((raw - 0.3053) / 0.3760, x, atol=1e-6)
     assert abs(float(x.mean())) < 0.001
     assert abs(float(x.std()) - 1) < 0.001
 
@@ -58,7 +59,9 @@ def test_digits() -> None:
 
 @small
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize(("name", "folder"), [("mnist", "mnist"), ("mnist", "MNIST/raw"), ("fmnist", ".")])
+@pytest.mark.parametrize(
+    ("name", "folder"), [("mnist", "mnist"), ("mnist", "MNIST/raw"), ("fmnist", "FashionMNIST/raw"), ("fmnist", ".")]
+)
 def test_idx_files_are_found_and_pooled(tmp_path: Path, name: str, folder: str, packed: bool) -> None:
     """Plain or gzipped, in each place, some with a dot in their names; train comes first."""
     for file in list(write(tmp_path / folder, packed=packed).glob("*labels*")):
@@ -74,26 +77,15 @@ def test_idx_files_are_found_and_pooled(tmp_path: Path, name: str, folder: str, 
     assert x[1, 0, 2, 3] == pytest.approx((75 / 255 - mean) / std, rel=1e-6)
 
 
-@small
-def test_torchvisions_folders_are_not_mixed_up(tmp_path: Path) -> None:
-    write(tmp_path / "MNIST/raw")
-    write(tmp_path / "FashionMNIST/raw")
-    (tmp_path / "FashionMNIST/raw/train-labels-idx1-ubyte").write_bytes(idx(np.array([7, 7, 7])))
-    assert load_dataset("mnist", tmp_path)[1].tolist() == [5, 0, 9, 1, 2]
-    assert load_dataset("fmnist", tmp_path)[1].tolist() == [7, 7, 7, 1, 2]
-
-
 WHOLE = idx(np.arange(6).reshape(2, 3))
 PACKED = gzip.compress(WHOLE)
 BROKEN = {
-    "empty": (b"", "got 0 bytes"),
     "one byte short": (WHOLE[:-1], "got 17 bytes .* expected an IDX file with 2 axes and 18 bytes"),
     "one byte long": (WHOLE + b"\0", "got 19 bytes .* 18 bytes"),
     "of another type": (WHOLE[:2] + b"\x0d" + WHOLE[3:], ".*begin with 00000d02, expected an IDX file with 2 axes"),
     "of other axes": (idx(np.arange(60)), ".*begin with 00000801, expected an IDX file with 2 axes"),
     "larger than any memory": (bytes([0, 0, 8, 2]) + struct.pack(">2I", 2**32 - 1, 2**32 - 1), "got 12 bytes"),
     "gzip without its end": (PACKED[:-4], "cannot be read"),
-    "gzip with a wrong checksum": (PACKED[:-8] + bytes([PACKED[-8] ^ 1]) + PACKED[-7:], "cannot be read"),
 }
 
 
@@ -123,9 +115,6 @@ def test_contents_that_do_not_fit_are_named(tmp_path: Path, file: str, array: np
 
 # --- MATLAB ---
 
-HOUSES = {"train_32x32.mat": (0, 12), "test_32x32.mat": (1, 6)}
-"""Seed and number of images of each file."""
-
 
 def pixels(number: int, count: int) -> np.ndarray:
     return np.random.default_rng(number).integers(0, 256, (32, 32, 3, count), dtype=np.uint8)
@@ -142,11 +131,12 @@ def matlab(**arrays: np.ndarray) -> bytes:
     return made.getvalue()
 
 
-def write_houses(folder: Path) -> Path:
+def write_houses(folder: Path, test: bytes) -> Path:
+    """Twelve images to train on, and the file of test; its path."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, (number, count) in HOUSES.items():
-        (folder / name).write_bytes(matlab(X=pixels(number, count), y=numbers(count)))
-    return folder
+    (folder / "train_32x32.mat").write_bytes(matlab(X=pixels(0, 12), y=numbers(12)))
+    (folder / "test_32x32.mat").write_bytes(test)
+    return folder / "test_32x32.mat"
 
 
 @small
@@ -154,32 +144,26 @@ def write_houses(folder: Path) -> Path:
 def test_both_files_are_found_and_pooled(tmp_path: Path, place: str) -> None:
     """Every pixel; 10 is 0, and train comes first. Labels may be doubles, as MATLAB saves them unless told otherwise.
     The third file that is published is not part of it."""
-    (write_houses(tmp_path / place) / "extra_32x32.mat").write_bytes(b"not read")
-    test = matlab(X=pixels(1, 6), y=numbers(6).astype(np.float64))
-    (tmp_path / place / "test_32x32.mat").write_bytes(test)
+    write_houses(tmp_path / place, matlab(X=pixels(1, 6), y=numbers(6).astype(np.float64)))
+    (tmp_path / place / "extra_32x32.mat").write_bytes(b"not read")
     x, y = load_dataset("svhn", tmp_path)
     assert (x.shape, x.dtype, y.dtype) == ((18, 3, 32, 32), np.float32, np.int64)
     assert y.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2, 1, 2, 3, 4, 5, 6]
-    raw = np.concatenate([pixels(*own) for own in HOUSES.values()], axis=3)
+    raw = np.concatenate([pixels(0, 12), pixels(1, 6)], axis=3)
     np.testing.assert_allclose(x.transpose(2, 3, 1, 0), (raw / 255 - 0.5) / 0.5, rtol=1e-5, atol=1e-6)
 
 
-MATLAB = matlab(X=pixels(0, 6), y=numbers(6))
 WRONG_MATLAB = {
-    "grey": (matlab(X=pixels(0, 6)[:, :, :1], y=numbers(6)), "got images of shape (1, 32, 32) and type uint8"),
     "floats": (matlab(X=pixels(0, 6) / 1.0, y=numbers(6)), "and type float64, expected bytes of (3, 32, 32)"),
-    "label beyond": (matlab(X=pixels(0, 6), y=numbers(6) + 10), "got label 11 in sample 0 (from 0), expected 0 to 9"),
     "broken label": (matlab(X=pixels(0, 2), y=np.array([[1.0], [2.5]])), "got label 2.5 in sample 1"),
     "no labels": (matlab(X=pixels(0, 6)), "not a whole MATLAB file with X and y (KeyError: 'y')"),
-    "half": (MATLAB[:9000], "not a whole MATLAB file"),
-    "one byte changed": (MATLAB[:9000] + bytes([MATLAB[9000] ^ 1]) + MATLAB[9001:], "not a whole MATLAB file"),
+    "half": (matlab(X=pixels(0, 6), y=numbers(6))[:9000], "not a whole MATLAB file"),
 }
 
 
 @pytest.mark.parametrize(("content", "message"), WRONG_MATLAB.values(), ids=WRONG_MATLAB)
 def test_wrong_matlab_files_are_named(tmp_path: Path, content: bytes, message: str) -> None:
-    path = write_houses(tmp_path) / "test_32x32.mat"
-    path.write_bytes(content)
+    path = write_houses(tmp_path, content)
     with pytest.raises(DataError) as caught:
         load_dataset("svhn", tmp_path)
     assert str(caught.value).startswith(str(path))
@@ -210,7 +194,8 @@ def test_published_samples_are_known_by_their_contents(tmp_path: Path, monkeypat
         load_dataset("mnist", tmp_path)
     rows = [image.astype(np.uint8).tobytes() + bytes([label]) for part, images in IMAGES.items()
             for image, label in zip(images, LABELS[part], strict=True)]  # fmt: skip
-    monkeypatch.setitem(DATASETS, "mnist", replace(DATASETS["mnist"], samples=5, published=fingerprint(rows)))
+    known = sum(int.from_bytes(sha256(row).digest()[:8], "little") for row in reversed(rows)) % 2**64
+    monkeypatch.setitem(DATASETS, "mnist", replace(DATASETS["mnist"], samples=5, published=known))
     monkeypatch.setitem(DATASETS, "fmnist", replace(DATASETS["fmnist"], samples=5))
     load_dataset("mnist", tmp_path)  # no warning
     with pytest.raises(DataError, match=f"{tmp_path}: holds the data set 'mnist', expected 'fmnist'; use --dataset mn"):
@@ -218,8 +203,3 @@ def test_published_samples_are_known_by_their_contents(tmp_path: Path, monkeypat
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(np.array([5, 0, 8])))
     with pytest.warns(DataWarning, match=rf"5 samples, as many as were published, but not the same \({tmp_path}\)"):
         load_dataset("mnist", tmp_path)
-
-
-def test_fingerprints_are_of_rows_in_any_order() -> None:
-    first, second = (int.from_bytes(sha256(row).digest()[:8], "little") for row in (b"first", b"second"))
-    assert fingerprint([b"first", b"second"]) == fingerprint([b"second", b"first"]) == (first + second) % 2**64
