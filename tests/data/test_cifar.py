@@ -10,6 +10,7 @@ import struct
 import tarfile
 from collections.abc import Callable
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -121,18 +122,16 @@ def refused(name: str, folder: Path) -> str:
 # --- what is read ---
 
 
-@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
-@pytest.mark.parametrize("name", NAMES)
-def test_pickled_batches_of_any_protocol(tmp_path: Path, name: str, write: Callable[[dict[str, Any]], bytes]) -> None:
-    unpack(tmp_path / FOLDERS[name], files(name, write))
-    assert_all(name, load_dataset(name, tmp_path))
+PLACES = (".", "{name}", "{folder}", "{name}/{folder}", "{upper}/{folder}")
 
 
+@pytest.mark.parametrize(("write", "place"), list(zip(WRITERS.values(), cycle(PLACES), strict=False)), ids=WRITERS)
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("place", [".", "{name}", "{folder}", "{name}/{folder}", "{upper}/{folder}"])
-def test_where_batches_are_found(tmp_path: Path, name: str, place: str) -> None:
-    place = place.format(name=name, folder=FOLDERS[name], upper=name.upper())
-    unpack(tmp_path / place, files(name))
+def test_pickled_batches_of_any_protocol_are_found(
+    tmp_path: Path, name: str, write: Callable[[dict[str, Any]], bytes], place: str
+) -> None:
+    folder = tmp_path / place.format(name=name, folder=FOLDERS[name], upper=name.upper())
+    unpack(folder, files(name, write))
     assert_all(name, load_dataset(name, tmp_path))
 
 

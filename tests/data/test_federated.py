@@ -89,22 +89,14 @@ def test_a_single_training_sample_is_trained_on() -> None:
         from_pairs(with_singles(1, 1), validation=0.5)
 
 
-def test_the_fingerprint_tells_what_is_set_aside() -> None:
-    pairs = with_singles(20, 20)
-    plain = from_pairs(pairs)
-    one, again, other = (from_pairs(pairs, seed, 0.5) for seed in (1, 1, 2))
-    assert one.fingerprint() == again.fingerprint()
-    assert len({plain.fingerprint(), one.fingerprint(), other.fingerprint()}) == 3
-    hidden = FederatedData(one.x, one.y, one.train, one.test, one.classes)
-    assert hidden.fingerprint() != one.fingerprint()
-
-
 # --- very many clients ---
 
 
-def test_the_fingerprint_of_very_many_clients_draws_no_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It still tells other partitions, other shares set aside and other samples apart."""
-    monkeypatch.setattr("pfedlms.data.partition.REMEMBERED", 3)
+@pytest.mark.parametrize("remembered", [3, 5])
+def test_the_fingerprint_tells_data_apart(remembered: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other partitions, other shares set aside and other samples; of more clients than are remembered no splits are
+    drawn for it."""
+    monkeypatch.setattr("pfedlms.data.partition.REMEMBERED", remembered)
     x, y = np.arange(160, dtype=np.float32).reshape(80, 2), np.arange(80) % 4
     made = [
         from_pool(x, y, Partitioning(5, 0.5, seed, 2, share, scheme))
@@ -112,8 +104,11 @@ def test_the_fingerprint_of_very_many_clients_draws_no_splits(monkeypatch: pytes
     ]
     made.append(from_pool(x[::-1], y[::-1], Partitioning(5, 0.5, 0, 2, 0, "iid")))
     assert len({data.fingerprint() for data in made}) == 6
-    assert not any(data.train._splits.found for data in made)
-    assert from_pool(x, y, Partitioning(5, 0.5, 0, 2, 0.2, "iid")).fingerprint() == made[2].fingerprint()
+    assert any(data.train._splits.found for data in made) == (remembered == 5)
+    again = from_pool(x, y, Partitioning(5, 0.5, 0, 2, 0.2, "iid"))
+    assert again.fingerprint() == made[2].fingerprint()
+    hidden = FederatedData(again.x, again.y, tuple(again.train), tuple(again.test), again.classes)
+    assert hidden.fingerprint() != again.fingerprint()
 
 
 def save(folder: Path, **arrays: np.ndarray) -> str:

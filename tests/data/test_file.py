@@ -129,26 +129,24 @@ def test_names_of_clients_are_taken_as_they_are_spelled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("samples", "labels", "client"),
-    [("x", "y", "client"), ("samples", "labels", "clients"), ("images", "label", "client")],
+    ("samples", "labels", "client", "kind"),
+    [
+        ("x", "y", "client", np.float32),
+        ("samples", "labels", "clients", np.int64),
+        ("images", "label", "client", np.int64),
+    ],
 )
-def test_arrays_by_hand(samples: str, labels: str, client: str, tmp_path: Path) -> None:
-    x = np.arange(12, dtype=np.float64).reshape(4, 3)
-    np.savez(tmp_path / "t.npz", **{samples: x, labels: np.array([2, 1, 2, 1]), client: np.array(["q", "p", "q", "q"])})
+def test_arrays_by_hand(samples: str, labels: str, client: str, kind: type, tmp_path: Path) -> None:
+    """Whole numbers stay what they are; labels may be a column, and other arrays are left alone."""
+    x = np.arange(12, dtype=kind).reshape(4, 3) + 2**30
+    others = {client: np.array(["q", "p", "q", "q"]), "note": np.array("of others"), "scale": np.ones(3)}
+    np.savez(tmp_path / "t.npz", **{samples: x, labels: np.array([[2], [1], [2], [1]]), **others})
     pool = read(tmp_path / "t.npz")
+    assert pool.x.dtype == kind
     assert pool.x.tolist() == x.tolist()
     assert (pool.y.tolist(), pool.names) == ([1, 0, 1, 0], ("1", "2"))
     assert pool.owner is not None
     assert (pool.owner.tolist(), pool.owners) == ([1, 0, 1, 1], ("p", "q"))
-
-
-def test_whole_numbers_stay_what_they_are(tmp_path: Path) -> None:
-    tokens = np.array([[3, 1, 2**31], [5, 5, 0]])
-    np.savez(tmp_path / "t.npz", x=tokens, y=np.array([[0], [1]]), note=np.array("of others"), scale=np.ones(3))
-    pool = read(tmp_path / "t.npz")
-    assert pool.x.dtype == np.int64
-    assert pool.x.tolist() == tokens.tolist()
-    assert pool.y.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(

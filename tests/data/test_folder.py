@@ -62,31 +62,36 @@ def test_a_folder_by_hand(tmp_path: Path) -> None:
 
 def test_train_and_test_are_pooled(tmp_path: Path) -> None:
     save(tmp_path, train__cat__1=grey(1), test__cat__1=grey(2), train__dog__1=grey(3))
-    root = save(tmp_path, val__eel__1=grey(4), test__dog__9=grey(5))
+    root = save(tmp_path, val__ape__1=grey(4), test__dog__9=grey(5))
     x, y, names = folder(root)
-    assert names == ("cat", "dog", "eel")
-    assert y == [0, 0, 1, 1, 2]
-    assert np.argsort(x[:, 0, 0, 0]).tolist() == [0, 1, 2, 4, 3]  # 1, 2, 3, 5, 4
+    assert names == ("ape", "cat", "dog")
+    assert y == [0, 1, 1, 2, 2]
+    assert np.argsort(x[:, 0, 0, 0]).tolist() == [1, 2, 3, 0, 4]  # 4, 1, 2, 3, 5
 
 
 def test_the_first_image_decides_between_grey_and_colour(tmp_path: Path) -> None:
-    """Grey from colour by Pillow's weights: pure white stays 255, and so does colour from grey."""
+    """Grey from colour by Pillow's weights: pure white stays 255. A grey value is all three channels, and a palette is
+    looked up."""
     mixed = {"a__1": grey(0), "a__2": colour(255, 255, 255), "b__1": Image.new("1", (3, 2), 1)}
     x, _, _ = folder(save(tmp_path / "grey", **mixed))
     assert x.shape == (3, 1, 2, 3)
     assert x[1].tolist() == x[2].tolist() != x[0].tolist()
-    x, _, _ = folder(save(tmp_path / "colour", a__0=colour(1, 2, 3), **mixed))
-    assert x.shape == (4, 3, 2, 3)
+    palette = grey(0, 1)
+    palette.putpalette([10, 20, 30, 200, 100, 0])
+    root = save(tmp_path / "colour", a__0=colour(1, 2, 3), b__2=palette, **mixed)
+    pixels = np.rint(load_pool(f"folder:{root}", mean=[0] * 3, std=[1] * 3).x * 255)
+    assert pixels[:, :, 0, 0].tolist() == [[1, 2, 3], [0] * 3, [255] * 3, [255] * 3, [10, 20, 30]]
+    assert pixels[4, :, 0, 1].tolist() == [200, 100, 0]
 
 
 def test_what_is_no_image_is_left_out(tmp_path: Path) -> None:
-    """Notes, hidden files and hidden folders; images further down belong to the class."""
-    root = save(tmp_path, a__1=grey(1), b__1=grey(2), b__more__2=grey(3), b__hidden__1=grey(4), **{".git__x": grey(5)})
-    (root / "b" / "hidden").rename(root / "b" / ".hidden")
-    (root / "a" / "notes.txt").write_text("none")
-    (root / "a" / "._1.png").write_bytes(b"none")
+    """Notes, hidden files and hidden folders; images further down belong to the class, which may be called train."""
+    root = save(tmp_path, train__1=grey(1), x__1=grey(2), x__more__2=grey(3), **{".git__x": grey(5)})
+    save(root, **{"x__.hidden__1": grey(4)})
+    (root / "train" / "notes.txt").write_text("none")
+    (root / "train" / "._1.png").write_bytes(b"none")
     (root / "README.md").write_text("none")
-    assert folder(root)[1:] == ([0, 1, 1], ("a", "b"))
+    assert folder(root)[1:] == ([0, 1, 1], ("train", "x"))
 
 
 def test_where_folders_are_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,9 +106,6 @@ def test_where_folders_are_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert load_dataset("folder:pets")[1].tolist() == [0, 1]
     monkeypatch.setenv("HOME", str(tmp_path))
     assert load_dataset("folder:~/pets", "elsewhere")[1].tolist() == [0, 1]
-
-
-# --- sizes ---
 
 
 def test_images_of_several_sizes_are_refused_or_resized(tmp_path: Path) -> None:
@@ -121,11 +123,7 @@ def test_images_of_several_sizes_are_refused_or_resized(tmp_path: Path) -> None:
     assert x[2, 0].tolist() == [[low, low, high, high]] * 4
 
 
-# --- decoded copies ---
-
-
 def test_a_copy_is_kept_and_found_out_of_date(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever the files are."""
     root = save(tmp_path / "pets", a__1=grey(1), a__2=grey(9), b__1=grey(2))
     first = folder(root)
     assert len(list(own_cache.iterdir())) == 1

@@ -89,21 +89,6 @@ def test_files_are_found_decoded_and_pooled(tmp_path: Path) -> None:
     assert_all(load_dataset("cifar10", tmp_path))
 
 
-def test_grey_pictures_and_palettes_become_colour(tmp_path: Path) -> None:
-    """A grey value is all three channels; a palette of two colours is looked up."""
-    write(tmp_path)
-    grey = np.arange(1024, dtype=np.int64).reshape(32, 32).astype(np.uint8)
-    palette = Image.fromarray(grey % 2)
-    palette.putpalette([10, 20, 30, 200, 100, 0])
-    file = io.BytesIO()
-    palette.save(file, "PNG")
-    parquet.write_table(table([encoded(grey), file.getvalue()], [1, 2]), tmp_path / "test-00000-of-00001.parquet")
-    x, _ = load_dataset("cifar10", tmp_path)
-    raw = np.rint((x[5:] * np.array(STD).reshape(3, 1, 1) + np.array(MEAN).reshape(3, 1, 1)) * 255)
-    assert np.array_equal(raw[0], np.stack([grey] * 3))
-    assert np.array_equal(raw[1], np.where(grey % 2, [[[200]], [[100]], [[0]]], [[[10]], [[20]], [[30]]]))
-
-
 HUBS = {
     "mnist": ("mnist", "label", 10, (1, 28, 28)), "fmnist": ("fashion_mnist", "label", 10, (1, 28, 28)),
     "svhn": ("cropped_digits", "label", 10, (3, 32, 32)), "cifar10": ("plain_text", "label", 10, (3, 32, 32)),

@@ -39,7 +39,6 @@ def test_capacity_rule() -> None:
 
 
 def test_members_of_a_class_are_shuffled() -> None:
-    """Neighbours in the pool do not stay together: a client's part of a class is no contiguous run."""
     held = partition(LABELS, 5, 100.0, 1)[0]
     own = held[LABELS[held] == 0]
     assert len(own) > 5
@@ -260,9 +259,6 @@ def test_sizes_are_skewed_by_alpha_and_classes_are_not() -> None:
     sets = by_quantity(1000, 3, 1.0, 0, min_samples=100)
     shares = class_counts(LABELS, sets) / np.array([[len(held)] for held in sets])
     assert np.abs(shares - 0.1).max() < 0.1
-
-
-# --- given ---
 
 
 def test_given_by_hand() -> None:

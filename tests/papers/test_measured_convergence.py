@@ -17,16 +17,15 @@ import torch
 from papers.pfedlms.__main__ import main
 from papers.pfedlms.theorem import NEVER, Constants, Plan, convergence, shared_settings, softmax_smoothness, terms
 from papers.pfedlms.theorem_sheets import by_round
-from papers.pfedlms.trajectory import ClientTask, Watched, WatchedPFedLMS, WatchedSettings, follow, penalty
+from papers.pfedlms.trajectory import Watched, WatchedPFedLMS, WatchedSettings, follow, penalty
 from torch import Tensor, nn
 
 import pfedlms
 from definitions import dense_model, smoothed, votes_of
-from factories import CPU, SMALL_DIM, normal, seeded, small_data, small_module, some_pull
+from factories import CPU, federation, normal, played, seeded, small_data, some_pull
 from pfedlms.data import FederatedData, batch_positions
 from pfedlms.engine import Federation
 from pfedlms.errors import UsageError
-from pfedlms.methods import METHODS, Method
 from pfedlms.models import CohortModel
 from pfedlms.train_settings import TrainSettings
 
@@ -79,9 +78,6 @@ def test_terms_by_hand() -> None:
     assert found == pytest.approx({"optimisation": 8.0, "noise": 1.4, "drift": 12.0, "total": 21.4})
 
 
-# --- losses and gradients ---------------------------------------------------------------------------------------------
-
-
 def test_penalty_equals_its_definition_and_autograd() -> None:
     made, phi = some_pull(3, 0.7, 0.3), dense_model((16, 11, 1, 5, 64, 33), 0.5, 3)
     layers = made.pull.sketch.layers
@@ -92,28 +88,6 @@ def test_penalty_equals_its_definition_and_autograd() -> None:
     value, slope = penalty(made.pull, theta.detach())
     torch.testing.assert_close(value, expected.detach(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(slope, gradient, rtol=1e-12, atol=1e-12)
-
-
-def test_gradients_of_a_client_equal_autograd() -> None:
-    """Of all samples and of batches, for a model that is not linear."""
-    data, model = small_data(9, 6), CohortModel(small_module(), CPU)
-    task, params = ClientTask(model, data, 1), normal(2, SMALL_DIM, seed=1, dtype=torch.float64)
-    index = torch.from_numpy(data.train[1][[[0, 3, 3], [5, 1, 2]]])
-
-    def expected(flat: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        module = small_module().double()
-        nn.utils.vector_to_parameters(flat, module.parameters())
-        loss = nn.functional.cross_entropy(module(data.x[chosen].double()), data.y[chosen])
-        found = torch.autograd.grad(loss, list(module.parameters()))
-        return loss.detach(), torch.cat([own.flatten() for own in found])
-
-    values, gradients = task.full(params)
-    batch = task.of_batches(params, index)
-    for row, flat in enumerate(params):
-        value, gradient = expected(flat, torch.from_numpy(data.train[1]))
-        torch.testing.assert_close(values[row], value, rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(gradients[row], gradient, rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(batch[row], expected(flat, index[row])[1], rtol=1e-12, atol=1e-12)
 
 
 # --- along a run ------------------------------------------------------------------------------------------------------
@@ -136,13 +110,12 @@ def watched(
     return Federation(WatchedPFedLMS, settings, model, small_data(*CLIENTS), TRAIN, SEED, cohort_size=1)
 
 
-def rounds_of(federation: Federation, rounds: int) -> Iterator[dict[int, Watched]]:
-    method = federation.method
-    assert isinstance(method, WatchedPFedLMS)
-    federation.start()
+def rounds_of(run: Federation, rounds: int) -> Iterator[dict[int, Watched]]:
+    assert isinstance(run.method, WatchedPFedLMS)
+    run.start()
     for _ in range(rounds):
-        federation.play_round()
-        yield dict(method.notes)
+        run.play_round()
+        yield dict(run.method.notes)
 
 
 class ByHand:
@@ -223,31 +196,21 @@ def test_gradients_of_some_rounds() -> None:
     assert some["drift"] == everything["drift"]
 
 
-def models_of(federation: Federation, rounds: int = 3) -> list[list[float]]:
-    federation.start()
-    for _ in range(rounds):
-        federation.play_round()
-    return [torch.cat([own.flatten() for own in model.values()]).tolist() for _, model in federation.models()]
+def models_of(run: Federation) -> list[list[float]]:
+    return [torch.cat([own.flatten() for own in model.values()]).tolist() for _, model in played(run, 3).models()]
 
 
-def plain(method: str, strength: float) -> Federation:
-    cls: type[Method] = METHODS[method]
-    chosen = {"thresholds": LEVELS, "ratio": RATIO, "strength": strength, "smoothing": RHO, "refresh": 2}
-    settings = cls.Settings(**(chosen if method == "pfedlms" else {}))
-    return Federation(cls, settings, CohortModel(linear(), CPU), small_data(*CLIENTS), TRAIN, SEED)
+def plain(method: str, **settings: float) -> Federation:
+    return federation(method, small_data(*CLIENTS), linear(), **vars(TRAIN), **settings)
 
 
 def test_watching_changes_no_bit() -> None:
     """With ρ relative it is pFedLMS, with λ = 0 `local`; an absolute ρ is something else."""
     relative = models_of(watched(absolute=False))
-    assert relative == models_of(plain("pfedlms", 0.05))
+    chosen = {"thresholds": LEVELS, "ratio": RATIO, "strength": 0.05, "smoothing": RHO, "refresh": 2}
+    assert relative == models_of(plain("pfedlms", **chosen))
     assert relative != models_of(watched(absolute=True))
-    assert models_of(watched(strength=0.0)) == models_of(plain("local", 0.0))
-
-
-def test_absolute_smoothing_is_the_same_for_all_layers_and_rounds() -> None:
-    for notes in rounds_of(watched(module=small_module()), 3):
-        assert notes[0].pull.widths.tolist() == [RHO, RHO]
+    assert models_of(watched(strength=0.0)) == models_of(plain("local"))
 
 
 # --- documents --------------------------------------------------------------------------------------------------------
@@ -286,10 +249,8 @@ def test_the_bound_holds_and_lies_above_what_it_bounds(document: measured.Record
 
 def test_a_row_by_hand(document: measured.Record) -> None:
     """λ = 0.05, h = 2, R = 4, E = 2: all terms from constants that are computed here again from the data."""
-    run, row = (
-        document["runs"][2],
-        next(row for row in document["rows"] if row["refresh"] == "2" and row["rounds"] == 4),
-    )
+    run = document["runs"][2]
+    row = next(row for row in document["rows"] if row["refresh"] == "2" and row["rounds"] == 4)
     known, seen = run["constants"], run["trajectory"]
     config = pfedlms.load_config(None, {"data": {"dataset": "digits"}, "run": {"device": "cpu"}})
     prepared = pfedlms.prepare(config, pfedlms.Problem(model=measured.softmax("digits")))
@@ -316,13 +277,6 @@ def test_a_row_by_hand(document: measured.Record) -> None:
     assert row["left"] == pytest.approx(np.mean(seen["stationarity"]), rel=1e-12)
 
 
-def test_dnn_has_its_left_side_with_the_settings_used_in_practice(document: measured.Record) -> None:
-    (run,) = document["practice"]
-    assert (run["settings"]["learning_rate"], run["settings"]["smoothing"]) == (0.1, 0.1)
-    assert run["left"] == pytest.approx(np.mean(run["stationarity"]))
-    assert len(run["stationarity"]) == 2
-
-
 @pytest.mark.parametrize("dataset", ["digits", "mnist"])
 def test_what_docs_tell_was_measured_with_what_is_shipped(dataset: str) -> None:
     """Settings that came later had their default."""
@@ -340,9 +294,8 @@ SHIPPED = shared_settings(pfedlms.load_config(None, {"data": {"dataset": "digits
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("train.learning_rate", 0.3), ("train.weight_decay", 1e-3), ("train.batch_size", 16), ("data.alpha", 0.1),
-     ("method.ratio", 0.2), ("method.smoothing", 0.2), ("model.hidden", 100)],
-)  # fmt: skip
+    [("train.learning_rate", 0.3), ("data.alpha", 0.1), ("method.smoothing", 0.2), ("model.hidden", 100)],
+)
 def test_what_was_measured_with_other_settings_is_refused(
     key: str, value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -405,6 +358,9 @@ def test_dnn_is_printed_beside_softmax_regression(
     (tmp_path / "quick" / "convergence-digits.json").write_text(json.dumps({**document, "settings": SHIPPED}))
     assert main(["convergence", "--datasets", "digits", "--quick", "--out", str(tmp_path), "--quiet"]) == 0
     (run,) = json.loads((tmp_path / "quick" / "convergence-digits.json").read_text())["practice"]
+    assert (run["settings"]["learning_rate"], run["settings"]["smoothing"]) == (0.1, 0.1)
+    assert run["left"] == pytest.approx(np.mean(run["stationarity"]))
+    assert len(run["stationarity"]) == 2
     assert f"{run['left']:.3g}" in capsys.readouterr().out
     with (tmp_path / "quick" / "convergence-digits-dnn.csv").open() as file:
         (record,) = csv.DictReader(file)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import signal
 import sys
@@ -16,9 +15,9 @@ import papers.pfedlms.__main__ as command
 import pytest
 from papers.pfedlms import distributions
 from papers.pfedlms.experiments import EXPERIMENTS, Row, cell, cost, equal_rate, paper, settings_of, taken
-from papers.pfedlms.reproduce import NAMES, reproduce
+from papers.pfedlms.reproduce import reproduce
 from papers.pfedlms.runs import Outcome, Wanted, gather, read_rows
-from papers.pfedlms.sheets import against_paper, bytes_to_most_of_the_gain, first_reaching, frugal_fedavg
+from papers.pfedlms.sheets import against_paper, bytes_to_most_of_the_gain, frugal_fedavg
 
 import pfedlms
 from pfedlms.cli import main
@@ -42,13 +41,11 @@ def test_every_row_of_the_papers_tables_is_trained(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "dataset", "label", "settings", "value"),
     [
-        ("ablation", "svhn", "T=7, whole model", {"layerwise": False}, 91.41),
         ("ablation", "cifar10", "refined pfed1bs (T=1, whole model)", {"layerwise": False, "thresholds": 1}, 78.68),
         ("thresholds", "cifar10", "T = 2", {"thresholds": 2}, 81.05),
         ("refresh", "mnist", "h = 50", {"refresh": 50}, 96.44),
         ("lambda", "fmnist", "λ = 0.005", {"strength": 0.005}, 97.64),
         ("thresholds", "cifar10", "T = 3", {"thresholds": 3}, None),
-        ("refresh", "svhn", "h = 2", {"refresh": 2}, None),
     ],
 )
 def test_a_row_stands_for_its_settings(
@@ -127,24 +124,15 @@ def test_runs_are_trained_once_and_used_by_every_table_that_has_them(tmp_path: P
         reproduce(name, chosen)
     assert len(counting.began) == 6
     (sheet,) = outcome.sheets
-    assert "last 10" in sheet.columns.values()
-    study = tmp_path / "quick" / "digits-a0.5"
     for record in sheet.records:
-        folders = [study / f"{record['row']}-seed{seed}" for seed in (0, 1)]
+        folders = [tmp_path / "quick" / "digits-a0.5" / f"{record['row']}-seed{seed}" for seed in (0, 1)]
         metrics = [[json.loads(line) for line in (f / "metrics.jsonl").read_text().splitlines()] for f in folders]
         best = [max(each["p_acc"] for each in own) for own in metrics]
         assert len(metrics[0]) == 10
-        assert record["max"] == pytest.approx(mean(best))
-        assert record["max_deviation"] == pytest.approx(stdev(best))
-        sent = mean(sum(own[-1]["bytes"].values()) for own in metrics) / 10 / 2**20
-        assert record["mib"] == pytest.approx(sent)
+        assert (record["max"], record["max_deviation"]) == pytest.approx((mean(best), stdev(best)))
+        assert record["mib"] == pytest.approx(mean(sum(own[-1]["bytes"].values()) for own in metrics) / 10 / 2**20)
     tables = tmp_path / "quick" / "only-local+fedavg+sketchvote"
-    assert not list(tmp_path.glob("*.csv"))
     assert (tables / "table1-digits.md").read_text().count("| sketchvote |") == 1
-    loaded = pfedlms.load(study)
-    assert isinstance(loaded, pfedlms.Study)
-    assert {run.label for run in loaded.runs} == set(METHODS)
-    assert len(list(csv.DictReader((study / "results.csv").read_text().splitlines()))) == 6  # of all seeds
 
 
 def test_after_a_signal_what_there_is_counts_and_the_rest_is_resumed_later(tmp_path: Path) -> None:
@@ -190,9 +178,8 @@ def test_rows_measured_elsewhere_are_used_where_their_settings_are_the_cells(tmp
 
 @pytest.mark.parametrize(
     ("section", "key", "value"),
-    [("run", "seed", 1), ("run", "lost", 0.3), ("run", "evaluate_every", 2), ("data", "alpha", 0.4),
-     ("data", "validation", 0.2), ("train", "rounds", 11), ("model", "hidden", None)],
-)  # fmt: skip
+    [("run", "seed", 1), ("run", "evaluate_every", 2), ("data", "alpha", 0.4), ("model", "hidden", None)],
+)
 def test_rows_with_other_settings_are_not_used(section: str, key: str, value: float | None, tmp_path: Path) -> None:
     """Digits come with 252 hidden units; a row that does not say how many had 256, the default."""
     row = row_of("local")
@@ -264,32 +251,21 @@ def test_differences_and_what_lies_outside_two_deviations() -> None:
 
 
 def test_bytes_to_most_of_the_gain() -> None:
-    """local ends at 80, FedAvg at 90: 89 is what counts."""
+    """local ends at 80, FedAvg at 90: 89 is what counts; 20 points less with seed 1."""
     runs = {
-        "local": [measured([80.0] * 10, 0)],
-        "fedavg": [measured([70.0, 88.9, 89.0, *[90.0] * 10], 100)],
-        "never": [measured([88.0] * 10, 1)],
+        "local": [measured([80.0] * 10, 0), measured([60.0] * 10, 0, seed=1)],
+        "fedavg": [measured([70.0, 88.9, 89.0, *[90.0] * 10], 100), measured([50.0, *[70.0] * 12], 100, seed=1)],
+        "some": [measured([88.0] * 10, 1), measured([69.0] * 10, 1, seed=1)],
+        "broken": [measured([1.0], 1, "diverged")],
+        "fedavg, 1 round (bytes of x)": [measured([99.0], 1)],
     }
-    assert first_reaching(runs["fedavg"][0], 89.0) == (3, 300)
     sheet = bytes_to_most_of_the_gain("digits", runs)
     assert sheet is not None
     found = {record["row"]: record for record in sheet.records}
-    assert found["fedavg"]["rounds"] == 3
-    assert found["fedavg"]["mib"] == 300 / 2**20
-    assert "mib" not in found["never"]
-    for name, start in (("local", 60.0), ("fedavg", 50.0), ("never", 68.0)):  # 20 points lower with seed 1
-        runs[name].append(measured([start, *[{"local": 60.0, "fedavg": 70.0}.get(name, 69.0)] * 12], 100, seed=1))
-    sheet = bytes_to_most_of_the_gain("digits", runs)
-    assert sheet is not None
-    found = {record["row"]: record for record in sheet.records}
-    assert found["fedavg"]["reached"] == "2 of 2"
-    assert found["fedavg"]["rounds"] == (3 + 2) / 2
-    assert found["never"]["reached"] == "1 of 2"
+    assert list(found) == ["local", "fedavg", "some"]
+    assert found["fedavg"] == {"row": "fedavg", "reached": "2 of 2", "rounds": (3 + 2) / 2, "mib": 250 / 2**20}
+    assert found["some"] == {"row": "some", "reached": "1 of 2"}
     assert [own["rounds"] for own in sheet.table.records if own["row"] == "fedavg"] == ["2"]  # 2.5, halves to even
-    more = {**runs, "broken": [measured([1.0], 1, "diverged")], "fedavg, 1 round (bytes of x)": [measured([99.0], 1)]}
-    again = bytes_to_most_of_the_gain("digits", more)
-    assert again is not None
-    assert again.records == sheet.records
     assert bytes_to_most_of_the_gain("digits", {"local": runs["local"]}) is None
 
 
@@ -320,12 +296,8 @@ def test_distributions_are_of_the_shared_model_and_resumed(tmp_path: Path) -> No
     assert last == pytest.approx([values.std(correction=0).item() for values in matrices])
     assert sheet.table.records[-1]["deviation"] == f"{last[-1]:.3f}"
     own = [record for record in bins.records if record["round"] == 9][80:]
-    counts = [matrices[1].ge(record["from"]).sum() - matrices[1].ge(record["to"]).sum() for record in own[:-1]]
-    widths = [record["to"] - record["from"] for record in own]
-    shares = [count.item() / matrices[1].numel() for count in counts]
-    areas = [record["density"] * width for record, width in zip(own, widths, strict=True)]
-    assert areas[:-1] == pytest.approx(shares)
-    assert sum(areas) == pytest.approx(1)
+    assert (own[0]["from"], own[-1]["to"]) == pytest.approx((matrices[1].min().item(), matrices[1].max().item()))
+    assert sum(record["density"] * (record["to"] - record["from"]) for record in own) == pytest.approx(1)
     again, *_ = reproduce("distributions", wanted(tmp_path, counting)).sheets
     assert len(counting.began) == 1
     assert again.records == sheet.records
@@ -417,12 +389,7 @@ def test_an_interrupt_names_the_same_command(
     assert f"{tmp_path} keeps what was finished. The same command resumes it." in capsys.readouterr().err
 
 
-def test_help_names_every_experiment(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["reproduce", "--help"])
-    text = capsys.readouterr().out
-    assert all(name in text for name in NAMES)
-    assert "pfedlms reproduce" in text
+def test_a_count_of_seeds_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         command.main(["table1", "--seeds", "0"])
     assert "--seeds: got 0, expected a count of at least 1" in capsys.readouterr().err

@@ -62,16 +62,15 @@ def a_comparison(folder: Path, runs: dict[str, tuple[str, str]], manifest: str =
     (folder / manifest).write_text(json.dumps({"schema": 1, "names": names, "runs": configs, **more}))
 
 
-def compared(folder: Path) -> Path:
+def compared(folder: Path, **summary: Any) -> Path:
     """local, fedavg and stc on two seeds each, by numbers that can be worked out by hand."""
     made: dict[str, tuple[str, str]] = {}
     for seed in (0, 1):
         up = float(seed)
-        local = a_run(folder / f"l{seed}", "local", [50 + up, 60 + up], seed=seed, clients=(50.0, 70.0))
-        fedavg = a_run(
-            folder / f"f{seed}", "fedavg", [70, 80 + 2 * up], seed=seed, kib=1024, clients=(80.0, 70.0), shared=[60, 75]
-        )
-        stc = a_run(folder / f"s{seed}", "stc", [65, 75], seed=seed, kib=64, clients=(45.0, 90.0))
+        local = a_run(folder / f"l{seed}", "local", [50 + up, 60 + up], seed=seed, clients=(50.0, 70.0), **summary)
+        more = {"kib": 1024, "clients": (80.0, 70.0), "shared": [60, 75], **summary}
+        fedavg = a_run(folder / f"f{seed}", "fedavg", [70, 80 + 2 * up], seed=seed, **more)
+        stc = a_run(folder / f"s{seed}", "stc", [65, 75], seed=seed, kib=64, clients=(45.0, 90.0), **summary)
         made |= {f"l{seed}": ("local", local), f"f{seed}": ("fedavg", fedavg), f"s{seed}": ("stc", stc)}
     a_comparison(folder, made)
     return folder

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import shutil
-import warnings
 import xml.etree.ElementTree as ElementTree
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from studies import a_comparison, a_run, compared, section_of, swept
 
 from pfedlms.cli.stored import sections_of
-from pfedlms.errors import RunDirectoryError, UsageError
+from pfedlms.errors import UsageError
 from pfedlms.methods import METHODS
 from pfedlms.report import charts, figures
 from pfedlms.report.charts import Look, looks
@@ -24,18 +22,9 @@ from pfedlms.report.runs import best, cells, curves, gains
 # --- numbers ---
 
 
-def test_curves_are_means_with_ranges_over_seeds(tmp_path: Path) -> None:
-    runs = section_of(compared(tmp_path / "c")).runs
-    local, fedavg = ([each for each in curves(runs) if each["row"] == row] for row in ("local", "fedavg"))
-    assert [tuple(each.values()) for each in local] == [("local", 1, 0, 50.5, 50, 51), ("local", 2, 0, 60.5, 60, 61)]
-    assert [each["mib"] for each in fedavg] == [1.0, 2.0]  # 2 MiB per round of two clients
-    assert {each["row"] for each in curves(runs, "g_acc")} == {"fedavg"}
-
-
 def test_rounds_that_a_seed_did_not_measure_are_left_out(tmp_path: Path) -> None:
-    one = a_run(tmp_path / "a", "fedavg", [50, None, 70], kib=1)
-    two = a_run(tmp_path / "b", "fedavg", [60, 65], seed=1, kib=1, settings={"train": {"rounds": 3}})
-    a_comparison(tmp_path, {"a": ("fedavg", one), "b": ("fedavg", two)})
+    a_run(tmp_path / "a", "fedavg", [50, None, 70], kib=1)
+    a_run(tmp_path / "b", "fedavg", [60, 65], seed=1, kib=1, settings={"train": {"rounds": 3}})
     assert [(each["round"], each["mean"]) for each in curves(section_of(tmp_path).runs)] == [(1, 55.0)]
 
 
@@ -159,10 +148,6 @@ def test_what_cannot_be_read_is_left_out_and_named(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "begun" / "l0")
     with pytest.warns(UserWarning, match="begun/l0: this run of the study has not begun"):
         sections_of([tmp_path / "begun"])
-    (tmp_path / "nothing").mkdir()
-    for folder, message in (("nothing", "no run with an evaluation"), ("none", "there is no such folder")):
-        with pytest.raises(RunDirectoryError, match=message):
-            sections_of([tmp_path / folder])
 
 
 # --- looks ---
@@ -238,30 +223,20 @@ HOLDINGS = {
     "clients": [{"name": "a", "classes": [3, 0], "train": 2, "test": 1}, {"name": "b", "classes": [1, 9], "train": 7,
                                                                          "test": 3}],
 }  # fmt: skip
-GROWS = [{"row": "a", "x": x, "mean": 10.0**x} for x in range(9)]
 
 
-@pytest.mark.parametrize(
-    ("draw", "shown"),
-    [
-        (lambda: figures.holdings(HOLDINGS).chart, {"digits · 2 clients · dirichlet, α = 0.5", "9", "train"}),
-        (lambda: charts.beside([charts.lines(GROWS, "R", y, log_y=True) for y in ("one", "two")]), {"R", "one", "two"}),
-    ],
-    ids=["holdings", "beside"],
-)  # fmt: skip
-def test_charts_of_papers_and_data(draw: Any, shown: set[str], tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        charts.save(draw(), tmp_path / "f.svg")
+def test_a_map_of_clients_and_classes(tmp_path: Path) -> None:
+    figures.holdings(HOLDINGS).save(tmp_path / "f.svg")
     root = ElementTree.parse(tmp_path / "f.svg").getroot()
-    assert shown <= {(each.text or "").strip() for each in root.iter()}
+    assert {"digits · 2 clients · dirichlet, α = 0.5", "9", "train"} <= {
+        (each.text or "").strip() for each in root.iter()
+    }
 
 
 def test_a_row_that_only_began_does_not_squeeze_the_others() -> None:
     """Of twenty values the first two are not counted."""
-    points = [
-        {"row": "a", "x": x, "mean": m, "low": m, "high": m} for x, m in enumerate([0.0, 1.0, *[90.0] * 17, 100.0])
-    ]
+    values = [0.0, 1.0, 90.0, *[95.0] * 16, 100.0]
+    points = [{"row": "a", "x": x, "mean": own, "low": own, "high": own} for x, own in enumerate(values)]
     low, high = charts.shown_range(points)
     assert (low, high) == pytest.approx((90 - 0.6, 100 + 0.6))
     assert charts.shown_range(points[-1:]) == pytest.approx((95, 105))

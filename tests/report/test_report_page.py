@@ -63,10 +63,6 @@ class Page(HTMLParser):
     def visible(self) -> str:
         return " ".join(text for name, text in self.words if name not in ("script", "style", "title"))
 
-    @property
-    def titles(self) -> list[str]:
-        return self.text("h3")
-
 
 def without_vega(text: str) -> str:
     """The library that draws is not ours to check; it names addresses that it does not load."""
@@ -89,7 +85,7 @@ def page_of(folder: Path, *directories: Path) -> Page:
 
 def test_a_comparison(tmp_path: Path) -> None:
     page = page_of(tmp_path, compared(tmp_path / "c"))
-    assert page.titles == [
+    assert page.text("h3") == [
         "Accuracy against rounds", "Accuracy against bytes", "Accuracy of the shared model against rounds", "Cost",
         "Clients against local", "Settings and environment",
     ]  # fmt: skip
@@ -155,8 +151,8 @@ def test_runs_of_every_kind(
     page = page_of(tmp_path, tmp_path / "r")
     assert expected in page.visible
     title = more.get("metric", "Accuracy")
-    assert f"{title} against rounds" in page.titles
-    assert (f"{title} against bytes" in page.titles) == ("Cost" in page.titles) == (method != "local")
+    assert f"{title} against rounds" in page.text("h3")
+    assert (f"{title} against bytes" in page.text("h3")) == ("Cost" in page.text("h3")) == (method != "local")
     assert ("%" in page.visible) == ("metric" not in more)
 
 
@@ -167,13 +163,13 @@ def test_a_run_that_was_trained_here_and_has_no_summary(tmp_path: Path) -> None:
     (tmp_path / "r" / "summary.json").unlink()
     page = page_of(tmp_path, tmp_path / "r")
     assert "interrupted" in page.visible
-    assert "V-acc against rounds" in page.titles
+    assert "V-acc against rounds" in page.text("h3")
 
 
 def test_a_sweep_and_settings_that_differ(tmp_path: Path) -> None:
     swept(tmp_path / "s", {"learning_rate": [0.1, 0.2], "batch_size": [8, 16]}, [70, 71, 72, 73])
     page = page_of(tmp_path, tmp_path / "s")
-    assert page.titles[0] == "P-acc, % by train.learning_rate"
+    assert page.text("h3")[0] == "P-acc, % by train.learning_rate"
     assert page.text("small").count("best") == 1
     assert {"train.learning_rate", "train.batch_size"} <= set(page.text("button"))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from studies import a_comparison, a_run, a_summary, compared, section_of, swept
+from studies import a_summary, compared, section_of, swept
 
 from pfedlms.report import results
 from pfedlms.report.results import COLUMNS, comparison, described, partition_text
@@ -64,20 +64,14 @@ def test_one_declaration_is_a_column_everywhere(tmp_path: Path, monkeypatch: pyt
     assert results.results_json(runs)["runs"][0]["extremes"] == {"worst": 12.5}
 
 
-def test_unfinished_runs_do_not_enter_the_means_of_finished_ones(tmp_path: Path) -> None:
-    good = a_run(tmp_path / "a", "fedavg", [70], kib=1)
-    bad = a_run(tmp_path / "b", "fedavg", [10], seed=1, kib=1, status="diverged")
-    worse = a_run(tmp_path / "c", "stc", [20], kib=1, status="interrupted")
-    a_comparison(tmp_path, {"a": ("fedavg", good), "b": ("fedavg", bad), "c": ("stc", worse)})
-    fedavg, stc = comparison(section_of(tmp_path).runs).records
+def test_unfinished_runs_enter_neither_the_means_of_finished_ones_nor_the_title() -> None:
+    cut = StoredRun("stc", a_summary("stc", [20.0], status="interrupted"))
+    bad = StoredRun("fedavg", a_summary("fedavg", [10.0], seed=1, status="diverged"))
+    table = comparison([cut, bad, StoredRun("fedavg", a_summary("fedavg", [50.0, 70.0]))])
+    stc, fedavg = table.records
     assert (fedavg["p_acc_max"], fedavg["name"]) == (Spread(70), "fedavg (1 of 2 seeds)")
     assert (stc["p_acc_max"], stc["name"]) == (Spread(20), "stc (interrupted)")
-
-
-def test_rounds_of_what_was_interrupted_are_not_those_of_the_title() -> None:
-    cut = StoredRun("local", a_summary("local", [50.0], status="interrupted"))
-    whole = StoredRun("fedavg", a_summary("fedavg", [50.0, 60.0]))
-    assert comparison([cut, whole]).title.endswith("· 2 clients · 2 rounds")
+    assert table.title.endswith("· 2 clients · 2 rounds")
     assert comparison([cut]).title.endswith("· 1 round")
 
 
