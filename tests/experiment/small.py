@@ -1,4 +1,4 @@
-"""What tests of runs and studies share: small settings, and callbacks that end a run."""
+"""What tests of runs and studies share: small settings, models and data, and callbacks that end a run."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import pfedlms
+from factories import same
 
 SMALL: dict[str, Any] = {
     "rounds": 3, "clients": 4, "hidden": 12, "local_steps": 2, "batch_size": 8, "threads": 1, "progress": False
@@ -34,9 +35,7 @@ def linear() -> nn.Module:
 
 def same_models(ours: Iterable[Mapping[str, Any]], theirs: Iterable[Mapping[str, Any]]) -> bool:
     """To the bit, client by client."""
-    pairs = list(zip(ours, theirs, strict=True))
-    return all(own.keys() == other.keys() and all(torch.equal(own[key], other[key]) for key in own)
-               for own, other in pairs)  # fmt: skip
+    return all(same(dict(own), dict(other)) for own, other in zip(ours, theirs, strict=True))
 
 
 def stripped(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -47,6 +46,18 @@ def stripped(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def stored_metrics(folder: Path) -> list[dict[str, Any]]:
     return stripped(json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
+
+
+def change(folder: Path, old: str, new: str) -> None:
+    """Another setting in the config.toml of a run."""
+    file = folder / "config.toml"
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+
+def batch_norm() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
 
 
 def network() -> nn.Module:
@@ -70,28 +81,49 @@ class Crash(Exception):
     pass
 
 
-class Crashing(pfedlms.Callback):
-    """Raises in the evaluation of one round, of one method if it is named."""
+class Ends(pfedlms.Callback):
+    """Notes how runs end."""
 
-    def __init__(self, at: int, method: str | None = None) -> None:
-        self._at, self._method = at, method
+    def __init__(self) -> None:
+        self.ends: list[tuple[str, int]] = []
+
+    def on_end(self, run: pfedlms.RunInfo, summary: Mapping[str, Any]) -> None:
+        self.ends.append((summary["status"], summary["rounds"]))
+
+
+class Crashing(Ends):
+    """Raises in some of its calls in one round, of one method if it is named."""
+
+    def __init__(self, at: int, method: str | None = None, where: Sequence[str] = ("on_evaluation",)) -> None:
+        super().__init__()
+        self._at, self._method, self._where = at, method, where
+
+    def _call(self, name: str, run: pfedlms.RunInfo) -> None:
+        if name in self._where and run.round == self._at and self._method in (None, run.config.method):
+            raise Crash(name)
+
+    def on_round(self, run: pfedlms.RunInfo, record: Mapping[str, Any]) -> None:
+        self._call("on_round", run)
 
     def on_evaluation(self, run: pfedlms.RunInfo, record: Mapping[str, Any]) -> None:
-        if record["round"] == self._at and self._method in (None, run.config.method):
-            raise Crash
+        self._call("on_evaluation", run)
+
+    def on_step(self, run: pfedlms.RunInfo) -> None:
+        self._call("on_step", run)
+
+    def on_end(self, run: pfedlms.RunInfo, summary: Mapping[str, Any]) -> None:
+        super().on_end(run, summary)
+        self._call("on_end", run)
 
 
-class Pressing(pfedlms.Callback):
-    """Sends a signal, so many times, in one round, of one seed or name if it is given; and notes how runs end."""
+class Pressing(Ends):
+    """Sends a signal, so many times, in one round, of one seed or name if it is given."""
 
     def __init__(self, at: int, times: int = 1, number: int = signal.SIGINT, of: int | str | None = None) -> None:
+        super().__init__()
         self._at, self._times, self._number, self._of = at, times, number, of
-        self.ends: list[tuple[str, int]] = []
 
     def on_round(self, run: pfedlms.RunInfo, record: Mapping[str, Any]) -> None:
         if record["round"] == self._at and self._of in (None, run.name, run.config.run.seed):
             for _ in range(self._times):
                 signal.raise_signal(self._number)
-
-    def on_end(self, run: pfedlms.RunInfo, summary: Mapping[str, Any]) -> None:
-        self.ends.append((summary["status"], summary["rounds"]))

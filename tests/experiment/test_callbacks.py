@@ -10,14 +10,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
 from typing import Any
+from unittest.mock import Mock, call
 
 import numba
 import numpy as np
 import pytest
 from small import SMALL as SHORT
-from small import Crash, Pressing
+from small import Crash, Crashing, Ends, Pressing
 
 import pfedlms
 from pfedlms import backend
@@ -26,42 +26,27 @@ from pfedlms.experiment.callbacks import Callback
 from pfedlms.experiment.loop import Running
 from pfedlms.experiment.store import RunDirectory
 
-SMALL: dict[str, Any] = {"rounds": 4, "clients": 4, "hidden": 12, "local_steps": 2, "batch_size": 8, "threads": 1}
-LONG: dict[str, Any] = {**SHORT, "rounds": 5}
-RUN: dict[str, Any] = {**LONG, "method": "fedavg"}
-
-
-class Noting(pfedlms.Callback):
-    def __init__(self) -> None:
-        self.told: list[tuple[str, str, Any]] = []
-
-    def on_round(self, run: pfedlms.RunInfo, record: Any) -> None:
-        self.told.append(("round", run.name, dict(record)))
-
-    def on_evaluation(self, run: pfedlms.RunInfo, record: Any) -> None:
-        self.told.append(("evaluation", run.name, dict(record)))
-
-    def on_end(self, run: pfedlms.RunInfo, summary: Any) -> None:
-        self.told.append(("end", run.name, dict(summary)))
+SMALL: dict[str, Any] = {key: value for key, value in SHORT.items() if key != "progress"}
+RUN: dict[str, Any] = {**SHORT, "rounds": 5, "method": "fedavg"}
 
 
 def test_callbacks_are_told_every_round_every_evaluation_and_the_end() -> None:
-    noting = Noting()
-    result = pfedlms.run(method="fedavg", participation=0.5, evaluate_every=2, callbacks=[noting], **SMALL)
-    order = [(kind, record.get("round")) for kind, _, record in noting.told]
-    assert order == [
+    noting = Mock(spec=["on_round", "on_evaluation", "on_end"])
+    settings = {**RUN, "rounds": 4, "participation": 0.5, "evaluate_every": 2}
+    result = pfedlms.run(callbacks=[noting], **settings)
+    told = [(kind.removeprefix("on_"), record) for kind, (_, record), _ in noting.method_calls]
+    assert [(kind, record.get("round")) for kind, record in told] == [
         ("round", 1), ("round", 2), ("evaluation", 2), ("round", 3), ("round", 4), ("evaluation", 4), ("end", None),
     ]  # fmt: skip
-    assert [record for kind, _, record in noting.told if kind == "evaluation"] == result.metrics
-    assert noting.told[-1][2] == result.summary
-    rounds = [record for kind, _, record in noting.told if kind == "round"]
+    assert [record for kind, record in told if kind == "evaluation"] == result.metrics
+    assert told[-1][1] == result.summary
+    rounds = [record for kind, record in told if kind == "round"]
     assert [list(record["participants"]) for record in rounds[1::2]] == [r["clients"] for r in result.metrics]
-    sent = [sum(record["bytes"].values()) for record in rounds]
-    assert sum(sent) == result.summary["total_bytes"]
-    assert {name for _, name, _ in noting.told} == {"fedavg seed 0"}
+    assert sum(sum(record["bytes"].values()) for record in rounds) == result.summary["total_bytes"]
+    assert {run.name for _, (run, _), _ in noting.method_calls} == {"fedavg seed 0"}
 
 
-@pytest.mark.parametrize("callbacks", [[object()], Noting(), "tensorboard", [Noting]])
+@pytest.mark.parametrize("callbacks", [[object()], Callback(), "tensorboard", [Callback]])
 def test_what_is_no_callback_is_refused(callbacks: Any) -> None:
     with pytest.raises(UsageError, match="expected a list of objects with on_round, on_evaluation or on_end"):
         pfedlms.run(callbacks=callbacks, **SMALL)
@@ -87,14 +72,14 @@ def test_python_shows_progress_on_a_terminal() -> None:
         os.close(ours)
     assert process.wait(timeout=60) == 0
     assert b"local seed 0" in shown
-    assert b"4/4" in shown
+    assert b"3/3" in shown
 
 
 def test_progress_as_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     pfedlms.run(method="local", **SMALL)
     assert capsys.readouterr().err == ""  # no terminal here
     pfedlms.run(method="local", progress=True, **SMALL)
-    assert "local seed 0: round 4/4" in capsys.readouterr().err
+    assert "local seed 0: round 3/3" in capsys.readouterr().err
 
 
 # --- compilation ---
@@ -133,39 +118,21 @@ def test_compilation_is_said_and_not_counted(monkeypatch: pytest.MonkeyPatch) ->
 # --- TensorBoard ---
 
 
-class FakeWriter:
-    written: dict[str, list[tuple[str, float, int]]]
-
-    def __init__(self, folder: str) -> None:
-        self._name = Path(folder).name
-        FakeWriter.written[self._name] = []
-
-    def add_scalar(self, name: str, value: float, step: int) -> None:
-        FakeWriter.written[self._name].append((name, value, step))
-
-    def add_text(self, name: str, text: str, step: int) -> None:
-        assert "learning_rate" in text
-
-    def close(self) -> None:
-        FakeWriter.written[f"{self._name} closed"] = []
-
-
 def test_tensorboard_gets_what_metrics_have(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    FakeWriter.written = {}
-    module = ModuleType("torch.utils.tensorboard")
-    module.SummaryWriter = FakeWriter  # type: ignore[attr-defined]
+    writers: dict[str, Mock] = {}
+    module = Mock(SummaryWriter=lambda folder: writers.setdefault(Path(folder).name, Mock()))
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
     board = pfedlms.tracking.TensorBoard(tmp_path / "tb")
     comparison = pfedlms.compare(methods="fedavg,fedavg:server_step=2", seeds=1, callbacks=[board], **SMALL)
-    assert list(FakeWriter.written) == [
-        "fedavg-seed-0", "fedavg-seed-0 closed", "fedavg-server_step=2-seed-0", "fedavg-server_step=2-seed-0 closed",
-    ]  # fmt: skip
-    metrics = comparison.runs[0].metrics
-    written = FakeWriter.written["fedavg-seed-0"]
-    for name in ("p_acc", "g_acc", "loss"):
-        measured = [(r[name], r["round"]) for r in metrics]
-        assert [(value, step) for key, value, step in written if key == name] == measured
-    assert not [key for key, _, _ in written if key == "v_acc"]
+    assert list(writers) == ["fedavg-seed-0", "fedavg-server_step=2-seed-0"]
+    for writer, run in zip(writers.values(), comparison.runs, strict=True):
+        assert "learning_rate" in writer.add_text.call_args.args[1]
+        assert writer.method_calls[-1] == call.close()
+        written = [each.args for each in writer.add_scalar.call_args_list]
+        for name in ("p_acc", "g_acc", "loss"):
+            measured = [(name, record[name], record["round"]) for record in run.metrics]
+            assert [each for each in written if each[0] == name] == measured
+        assert not [each for each in written if each[0] == "v_acc"]
 
 
 def test_without_the_extra_its_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +147,7 @@ def test_without_the_extra_its_name_is_told(monkeypatch: pytest.MonkeyPatch) -> 
 def test_ctrl_c_in_a_run_is_raised_after_the_checkpoint(tmp_path: Path) -> None:
     whole = pfedlms.run(out=tmp_path / "whole", **RUN)
     pressing, before = Pressing(2), signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt, match=r"interrupted; resume with pfedlms\.resume\('.*/cut'\)") as caught:
+    with pytest.raises(KeyboardInterrupt) as caught:
         pfedlms.run(out=tmp_path / "cut", callbacks=[pressing], **RUN)
     assert signal.getsignal(signal.SIGINT) is before
     result = caught.value.result  # type: ignore[attr-defined]
@@ -213,15 +180,10 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path: Path) -> None:
     assert pfedlms.resume(tmp_path / "r", progress=False).summary["status"] == "finished"
 
 
-@pytest.mark.parametrize("kind", ["compare", "sweep"])
-def test_sigterm_leaves_as_it_would_have(kind: str, tmp_path: Path) -> None:
-    plays: dict[str, Any] = {
-        "compare": lambda **more: pfedlms.compare(methods="local,fedavg", seeds=1, **LONG, **more),
-        "sweep": lambda **more: pfedlms.sweep(learning_rate=[0.1, 0.2], validation=0.2, **RUN, **more),
-    }
+def test_sigterm_leaves_as_it_would_have(tmp_path: Path) -> None:
     pressing = Pressing(3, number=signal.SIGTERM)
     with pytest.raises(SystemExit) as caught:
-        plays[kind](out=tmp_path / "s", callbacks=[pressing])
+        pfedlms.sweep(learning_rate=[0.1, 0.2], validation=0.2, out=tmp_path / "s", callbacks=[pressing], **RUN)
     assert caught.value.code == 143
     assert pressing.ends == [("interrupted", 3)]
     done = pfedlms.resume_study(tmp_path / "s", progress=False)
@@ -231,49 +193,21 @@ def test_sigterm_leaves_as_it_would_have(kind: str, tmp_path: Path) -> None:
 # --- on_end ---
 
 
-class Crashing(pfedlms.Callback):
-    """Raises in one of its calls, and counts the ends."""
-
-    def __init__(self, *where: str) -> None:
-        self.where = where
-        self.ends: list[tuple[str, int]] = []
-
-    def _tell(self, name: str) -> None:
-        if name in self.where:
-            raise Crash(name)
-
-    def on_round(self, run: Any, record: Any) -> None:
-        self._tell("on_round" if record["round"] == 2 else "")
-
-    def on_evaluation(self, run: Any, record: Any) -> None:
-        self._tell("on_evaluation")
-
-    def on_end(self, run: Any, summary: Any) -> None:
-        self.ends.append((summary["status"], summary["rounds"]))
-        self._tell("on_end")
-
-
 @pytest.mark.parametrize(
-    ("where", "raised", "ended"),
+    ("where", "at", "ended"),
     [
-        ((), None, ("finished", 5)),
-        (("on_round",), "on_round", ("failed", 2)),
-        (("on_evaluation",), "on_evaluation", ("failed", 1)),
-        (("on_end",), "on_end", ("finished", 5)),
-        (("on_round", "on_end"), "on_round", ("failed", 2)),
+        (["on_round"], 2, ("failed", 2)),
+        (["on_evaluation"], 1, ("failed", 1)),
+        (["on_end"], 5, ("finished", 5)),
+        (["on_round", "on_end"], 2, ("failed", 2)),
     ],
 )
-def test_the_end_is_told_once_to_everybody(
-    where: tuple[str, ...], raised: str | None, ended: tuple[str, int], tmp_path: Path
-) -> None:
-    first, other = Crashing(*where), Crashing()
-    if raised is None:
+def test_the_end_is_told_once_to_everybody(where: list[str], at: int, ended: tuple[str, int], tmp_path: Path) -> None:
+    first, other = Crashing(at, where=where), Ends()
+    with pytest.raises(Crash, match=where[0]) as caught:
         pfedlms.run(out=tmp_path / "r", callbacks=[first, other], **RUN)
-    else:
-        with pytest.raises(Crash, match=raised) as caught:
-            pfedlms.run(out=tmp_path / "r", callbacks=[first, other], **RUN)
-        notes = getattr(caught.value, "__notes__", [])
-        assert notes == (["on_end failed, too: Crash: on_end"] if len(where) > 1 else [])
+    notes = getattr(caught.value, "__notes__", [])
+    assert notes == (["on_end failed, too: Crash: on_end"] if len(where) > 1 else [])
     assert first.ends == other.ends == [ended]
     assert (RunDirectory(tmp_path / "r").read_summary() is None) == (ended[0] == "failed")  # it can be resumed
     resumed = pfedlms.resume(tmp_path / "r", progress=False)
@@ -285,16 +219,18 @@ def test_the_last_write_that_fails_is_an_end(monkeypatch: pytest.MonkeyPatch, tm
         raise StorageError(self.path, "no space", self.path)
 
     monkeypatch.setattr(RunDirectory, "write_summary", full)
-    crashing = Crashing()
+    noted = Ends()
     with pytest.raises(StorageError):
-        pfedlms.run(out=tmp_path / "r", callbacks=[crashing], **RUN)
-    assert crashing.ends == [("failed", 5)]
+        pfedlms.run(out=tmp_path / "r", callbacks=[noted], **RUN)
+    assert noted.ends == [("failed", 5)]
 
 
-def test_a_run_that_never_began_has_no_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    crashing = Crashing()
-    for error in (RunDirectoryError("broken"), StorageError(tmp_path, "no space", tmp_path)):
-        monkeypatch.setattr(Running, "restore", lambda self, checkpoint, error=error: (_ for _ in ()).throw(error))
-        with pytest.raises(type(error)):
-            pfedlms.run(callbacks=[crashing], **RUN)
-    assert crashing.ends == []
+def test_a_run_that_never_began_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Running, checkpoint: Any) -> None:
+        raise RunDirectoryError("broken")
+
+    monkeypatch.setattr(Running, "restore", broken)
+    noted = Ends()
+    with pytest.raises(RunDirectoryError):
+        pfedlms.run(callbacks=[noted], **RUN)
+    assert noted.ends == []

@@ -12,8 +12,8 @@ from small import network as module
 from torch import nn
 
 import pfedlms
-from pfedlms.data import batch_positions, load_dataset
-from pfedlms.errors import ConfigError, DataError
+from pfedlms.data import Partitioning, batch_positions, from_pool, load_dataset
+from pfedlms.errors import DataError
 from pfedlms.methods import METHODS
 
 X, Y = load_dataset("digits")
@@ -40,8 +40,7 @@ def accuracy(model: nn.Module, x: Any, y: Any) -> float:
     return 100 * float((scores.argmax(1).numpy() == np.asarray(y)).mean())
 
 
-@pytest.mark.parametrize("method", ["fedavg", "local"])
-@pytest.mark.parametrize("participation", [1.0, 0.3])
+@pytest.mark.parametrize(("method", "participation"), [("fedavg", 1.0), ("fedavg", 0.3), ("local", 0.3)])
 def test_newcomers_by_a_plain_loop(method: str, participation: float, tmp_path: Path) -> None:
     """fedavg: the exported shared model, then E steps from it. local: w⁰, then E steps from it."""
     start = module()
@@ -67,14 +66,12 @@ def test_newcomers_by_a_plain_loop(method: str, participation: float, tmp_path: 
 
 
 def test_newcomers_hold_what_no_client_holds() -> None:
-    run = pfedlms.run(method="fedavg", newcomers=0.25, validation=0.2, **{**SMALL, "rounds": 1})
-    data = run.federation.data
-    clients = np.concatenate([*data.train, *data.test, *data.validation])
-    held_out = np.concatenate([part for newcomer in data.newcomers for part in newcomer])
+    one, other = (from_pool(X, Y, Partitioning(10, 0.5, seed, validation=0.2, newcomers=0.25)) for seed in (2, 3))
+    clients = np.concatenate([*one.train, *one.test, *one.validation])
+    held_out = np.concatenate([part for newcomer in one.newcomers for part in newcomer])
     assert not set(clients) & set(held_out)
-    assert len(data.newcomers) == round(0.25 * 10)
-    other = pfedlms.run(method="fedavg", newcomers=0.25, validation=0.2, **{**SMALL, "rounds": 1, "seed": 3})
-    assert [len(test) for _, test in other.federation.data.newcomers] != [len(test) for _, test in data.newcomers]
+    assert len(one.newcomers) == round(0.25 * 10)
+    assert [len(test) for _, test in other.newcomers] != [len(test) for _, test in one.newcomers]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -110,14 +107,15 @@ def test_a_new_device_with_named_classes_and_its_own_number_of_steps() -> None:
     short, long = run.personalise(few), run.personalise(few, local_steps=60)
     wanted = [run.classes.index(name) for name in few[1]]
     assert accuracy(long, few[0], wanted) > max(90, accuracy(short, few[0], wanted))
-    with pytest.raises(DataError, match=r"got the class 'ten', expected one of the classes eight, five"):
-        run.personalise((X[:2], ["ten", "one"]))
-    with pytest.raises(DataError, match=r"got samples of shape \(64,\), expected \(1, 8, 8\)"):
-        run.personalise((X[:4].reshape(4, 64), names[Y[:4]]))
-    with pytest.raises(DataError, match=r"data: got one array of shape .*, expected samples and labels as a tuple"):
-        run.personalise(X)
-    with pytest.raises(DataError, match=r"got a text, but the run was not trained on characters or bytes"):
-        run.personalise("to be")
+    refused: dict[str, Any] = {
+        r"got the class 'ten', expected one of the classes eight, five": (X[:2], ["ten", "one"]),
+        r"got samples of shape \(64,\), expected \(1, 8, 8\)": (X[:4].reshape(4, 64), names[Y[:4]]),
+        r"data: got one array of shape .*, expected samples and labels as a tuple": X,
+        r"got a text, but the run was not trained on characters or bytes": "to be",
+    }
+    for message, data in refused.items():
+        with pytest.raises(DataError, match=message):
+            run.personalise(data)
 
 
 def test_text_for_a_new_device(tmp_path: Path) -> None:
@@ -133,10 +131,3 @@ def test_text_for_a_new_device(tmp_path: Path) -> None:
     assert all(torch.equal(*pair) for pair in zip(device.parameters(), expected.parameters(), strict=True))
     with pytest.raises(DataError, match=r"another vocabulary than the run's"):
         run.personalise(pfedlms.data.texts([text], window=8))
-
-
-def test_shares_that_leave_nobody_are_refused() -> None:
-    with pytest.raises(DataError, match=r"data.newcomers: got 0.01, which is 0 of 10 clients"):
-        pfedlms.run(method="local", newcomers=0.01, **SMALL)
-    with pytest.raises(ConfigError, match=r"data.newcomers: got 1.0, expected"):
-        pfedlms.run(method="local", newcomers=1.0, **SMALL)

@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from small import stored_metrics
 
 import pfedlms
+from factories import same
 from pfedlms.cli import main
 from pfedlms.errors import UsageError
 
@@ -67,18 +69,9 @@ def ended(processes: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:
 
 
 def measured(run: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((run / "summary.json").read_text())
-    lines.append({key: summary[key] for key in ("everyone", "total_bytes", "rejected", "rounds", "status")})
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
-
-
-def same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    return bool(one == other)
+    ends = {key: summary[key] for key in ("everyone", "total_bytes", "rejected", "rounds", "status")}
+    return [*stored_metrics(run), ends]
 
 
 def clients(run: Path) -> dict[str, Any]:
@@ -123,20 +116,17 @@ def test_a_process_that_dies_ends_the_run_which_another_number_resumes(tmp_path:
 
 
 def test_several_processes_refuse_newcomers(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("WORLD_SIZE", "2"), ("RANK", "0"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")):
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match=r"data\.newcomers: .* without torchrun"):
         pfedlms.run(method="fedavg", clients=10, rounds=1, newcomers=0.2)
 
 
 def test_a_process_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """Its data may be missing on its machine alone; of all else only the first process prints."""
-    for name, value in (("WORLD_SIZE", "2"), ("RANK", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")):
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
     assert main(["run", "--dataset", "file:missing.npz"]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.startswith("rank 1: error: ")
-    assert "missing.npz" in printed.err
+    shown, err = capsys.readouterr()
+    assert (shown, err.startswith("rank 1: error: "), "missing.npz" in err) == ("", True, True)
     assert main(["methods"]) == 0
     assert capsys.readouterr() == ("", "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import multiprocessing
 import os
@@ -18,13 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import SMALL, X, Y, linear, stripped
+from small import SMALL, Crash, Crashing, X, Y, linear, same_models, stripped
 from torch import nn
 
 import pfedlms
-from pfedlms.errors import ConfigError, DivergedError, RunDirectoryError, StorageError, UsageError
-from pfedlms.experiment import plugins, store
-from pfedlms.experiment.callbacks import Callback
+from pfedlms.errors import ConfigError, RunDirectoryError, UsageError
+from pfedlms.experiment import plugins
 from pfedlms.experiment.config import load_config
 from pfedlms.experiment.rules import without_effect
 from pfedlms.methods import METHODS
@@ -52,7 +50,7 @@ def test_a_problem_is_what_its_parts_are() -> None:
 
 @pytest.mark.parametrize(
     ("given", "meant"),
-    [("lr", "learning_rate"), ("epochs", "local_epochs"), ("num_clients", "clients"), ("dir", "(data_)?dir")],
+    [("lr", "learning_rate"), ("num_clients", "clients"), ("dir", "(data_)?dir")],
 )
 def test_usual_names_are_answered_with_ours(given: str, meant: str) -> None:
     with pytest.raises(ConfigError, match=f"{given}: unknown setting; did you mean {meant}\\?"):
@@ -69,7 +67,6 @@ def test_a_loaded_run_is_the_run_that_was_stored(tmp_path: Path) -> None:
     problem = pfedlms.Problem(named, linear)
     fresh = pfedlms.run(problem, method="fedavg", validation=0.2, out=tmp_path / "r", rounds=3, threads=1)
     loaded = pfedlms.load(tmp_path / "r", problem)
-    assert isinstance(loaded, pfedlms.Run)
     assert (loaded.label, loaded.settings, loaded.metrics, loaded.summary, loaded.directory) == (
         fresh.label, fresh.settings, fresh.metrics, fresh.summary, fresh.directory
     )  # fmt: skip
@@ -83,27 +80,18 @@ def test_a_loaded_run_is_the_run_that_was_stored(tmp_path: Path) -> None:
     frame = loaded.to_pandas()
     assert list(frame["p_acc"]) == [record["p_acc"] for record in fresh.metrics]
     assert frame["bytes_up_payload"].iloc[-1] == fresh.metrics[-1]["bytes"]["up_payload"]
-    resumed = loaded.resume(progress=False)
-    assert resumed.summary == fresh.summary
 
 
 @pytest.mark.parametrize("at", [1, 3])
 def test_a_killed_run_has_the_summary_of_one_that_ended_there(at: int, tmp_path: Path) -> None:
     """Its metric, names and best round, too; before its first checkpoint and after."""
-
-    class Killed(Callback):
-        def on_step(self, run: Any) -> None:
-            if run.round == at:
-                raise KeyError
-
     problem = pfedlms.Problem({"a": (X[::2], Y[::2]), "b": (X[1::2], Y[1::2])}, linear, metric=("halves", halves))
     options: dict[str, Any] = {"method": "fedavg", "validation": 0.2, "checkpoint_every": 2, "threads": 1}
-    with pytest.raises(KeyError):
-        pfedlms.run(problem, rounds=5, out=tmp_path / "r", callbacks=[Killed()], **options)
+    with pytest.raises(Crash):
+        pfedlms.run(problem, rounds=5, out=tmp_path / "r", callbacks=[Crashing(at, where=["on_step"])], **options)
     killed = pfedlms.load(tmp_path / "r").summary  # type: ignore[union-attr]
     whole = pfedlms.run(problem, rounds=at, **options).summary
-    assert killed["status"] == "interrupted"
-    assert killed["metric"] == "halves"
+    assert (killed["status"], killed["metric"]) == ("interrupted", "halves")
     names = ["client_names", "partition"] if at == 3 else []
     for key in ("metric", "rounds", "evaluations", "accuracy", "best", "validation_accuracy", "global_accuracy",
                 "bytes_per_round", "total_bytes", "rejected", "clients", *names):  # fmt: skip
@@ -111,22 +99,15 @@ def test_a_killed_run_has_the_summary_of_one_that_ended_there(at: int, tmp_path:
 
 
 def test_a_callback_can_end_a_run(tmp_path: Path) -> None:
-    class Enough(Callback):
-        def __init__(self) -> None:
-            self.began: list[int] = []
-
-        def on_start(self, run: pfedlms.RunInfo) -> None:
-            self.began.append(run.round)
-
-        def on_evaluation(self, run: pfedlms.RunInfo, record: Any) -> None:
-            if len(run.metrics) == 2:
-                run.stop()
-
-    enough = Enough()
+    began: list[int] = []
+    enough = SimpleNamespace(
+        on_start=lambda run: began.append(run.round),
+        on_evaluation=lambda run, record: run.stop() if len(run.metrics) == 2 else None,
+    )
     run = pfedlms.run(method="local", out=tmp_path / "r", callbacks=[enough], **{**SMALL, "rounds": 9})
     assert (run.summary["status"], run.summary["rounds"]) == ("finished", 2)
     assert run.resume(callbacks=[enough]).summary["rounds"] == 9
-    assert enough.began == [0, 2]
+    assert began == [0, 2]
 
 
 # --- models to use ---
@@ -155,28 +136,18 @@ def test_export_by_suffix(tmp_path: Path) -> None:
 
 
 def test_the_constants_of_images_are_written_down_and_used_again(tmp_path: Path) -> None:
-    random = np.random.default_rng(0)
-    for name, low, high in (("one", 0, 200), ("other", 50, 255)):
-        images = random.integers(low, high, size=(60, 6, 6), dtype=np.uint8)
-        np.savez(tmp_path / f"{name}.npz", x=images, y=np.arange(60) % 2)
+    images = np.random.default_rng(0).integers(0, 200, size=(60, 6, 6), dtype=np.uint8)
+    np.savez(tmp_path / "one.npz", x=images, y=np.arange(60) % 2)
     options = {**SMALL, "method": "local", "rounds": 1}
     one = pfedlms.run(f"file:{tmp_path / 'one.npz'}", out=tmp_path / "r", **options)
-    raw = np.load(tmp_path / "one.npz")["x"].astype(np.float64) / 255
+    raw = images.astype(np.float64) / 255
     stored = tomllib.loads((tmp_path / "r" / "config.toml").read_text())["data"]
     assert float(stored["mean"]) == pytest.approx(raw.mean())
     assert float(stored["std"]) == pytest.approx(raw.std())
-    assert one.summary["normalisation"] == {
-        "mean": [float(stored["mean"])],
-        "std": [float(stored["std"])],
-        "scale": 255,
-    }
-    given = {"mean": stored["mean"], "std": stored["std"]}
-    other = pfedlms.run(f"file:{tmp_path / 'other.npz'}", **given, **options)
-    expected = (np.load(tmp_path / "other.npz")["x"].astype(np.float64) / 255 - raw.mean()) / raw.std()
-    np.testing.assert_allclose(other.federation.data.x[:, 0].numpy(), expected, atol=1e-5)
-    for wrong in ({"mean": "a,b", "std": "1"}, {"mean": "0.5"}):
-        with pytest.raises((ConfigError, pfedlms.PfedlmsError), match=r"data\.mean"):
-            pfedlms.run(f"file:{tmp_path / 'one.npz'}", **wrong, **options)
+    constants = {"mean": [float(stored["mean"])], "std": [float(stored["std"])], "scale": 255}
+    assert one.summary["normalisation"] == constants
+    given = pfedlms.run(f"file:{tmp_path / 'one.npz'}", mean="0.5", std="0.25", **options)
+    np.testing.assert_allclose(given.federation.data.x[:, 0].numpy(), (raw - 0.5) / 0.25, atol=1e-5)
 
 
 # --- a schedule that ends at nothing ---
@@ -190,11 +161,10 @@ def test_a_cosine_has_a_floor_unless_told_otherwise(tmp_path: Path) -> None:
     assert "the last local steps do nothing" in warned
     steps = {"schedule": "step", "decay": 0.1, "decay_every": 10, "rounds": 100}
     assert "a larger train.decay" in next(iter(without_effect(load_config(None, {"train": steps}))))
-    pfedlms.run(method="local", schedule="cosine", floor=0.0, out=tmp_path / "r", **{**SMALL, "rounds": 6})
-    text = (tmp_path / "r" / "config.toml").read_text()
-    (tmp_path / "r" / "config.toml").write_text(text.replace("floor = 0.0\n", ""))
-    assert load_config(tmp_path / "r" / "config.toml", stored=True).train.floor == 0.0
-    assert load_config(tmp_path / "r" / "config.toml").train.floor == 0.1
+    stored = tmp_path / "config.toml"
+    stored.write_text('schema = 1\n[train]\nschedule = "cosine"\n')
+    assert load_config(stored, stored=True).train.floor == 0.0
+    assert load_config(stored).train.floor == 0.1
 
 
 # --- studies ---
@@ -210,19 +180,17 @@ def test_a_grid_of_methods_values_and_seeds() -> None:
     assert [(run.label, run.config.run.seed) for run in study.runs] == [(row, seed) for row in rows for seed in (3, 1)]
     alone = pfedlms.run(method="fedavg", server_step=0.5, learning_rate=0.2, seed=3, validation=0.3, **SMALL)
     assert stripped(study.runs[-2].metrics) == stripped(alone.metrics)
+    assert same_models(study.runs[-2].models, alone.models)
     scores = {row: np.mean([r.validation_accuracy for r in study.runs if r.label == row]) for row in rows}  # type: ignore[misc]
-    best = study.best()
+    best, by_test = study.best(), study.best("p_acc")
     assert best is not None
+    assert by_test is not None
     assert (best["name"], best["score"]) == (max(scores, key=lambda row: scores[row]), max(scores.values()))
-    by_test = {row: np.mean([r.accuracy for r in study.runs if r.label == row]) for row in rows}
-    assert study.best("p_acc")["score"] == max(by_test.values())  # type: ignore[index]
+    assert by_test["score"] == max(np.mean([r.accuracy for r in study.runs if r.label == row]) for row in rows)
     frame = study.to_pandas()
     assert list(frame["name"]) == [run.label for run in study.runs]
     assert list(frame["method.ratio"].dropna()) == [0.1] * 4 + [0.5] * 4
     assert study.to_latex().count(r"\\") == 1 + len(rows)
-    for wrong, message in (({"ratoi": [1]}, "did you mean ratio"), ({"ratio": 0.5}, "expected a list of values")):
-        with pytest.raises(ConfigError, match=message):
-            pfedlms.study(grid=wrong, method="sketchvote", **SMALL)
     with pytest.raises(UsageError, match="expected one of them"):
         pfedlms.study(**SMALL)
 
@@ -269,13 +237,9 @@ def test_a_study_without_a_finished_run_resumes_with_its_problem(tmp_path: Path)
 
 def test_workers_measure_what_one_process_does(tmp_path: Path) -> None:
     ended: list[str] = []
-
-    class Noted(Callback):
-        def on_end(self, run: Any, summary: Any) -> None:
-            ended.append(run.name)
-
+    noted = SimpleNamespace(on_end=lambda run, summary: ended.append(run.name))
     options: dict[str, Any] = {"methods": "local,fedavg", "seeds": 2, "metric": halves, **SMALL}
-    apart = pfedlms.compare((X, Y), linear, out=tmp_path / "apart", workers=2, callbacks=[Noted()], **options)
+    apart = pfedlms.compare((X, Y), linear, out=tmp_path / "apart", workers=2, callbacks=[noted], **options)
     together = pfedlms.compare((X, Y), linear, **options)
     for ours, theirs in zip(apart.runs, together.runs, strict=True):
         assert (ours.label, stripped(ours.metrics)) == (theirs.label, stripped(theirs.metrics))
@@ -284,12 +248,10 @@ def test_workers_measure_what_one_process_does(tmp_path: Path) -> None:
         pfedlms.compare((X, Y), lambda: linear(), out=tmp_path / "no", workers=2, **options)
     with pytest.raises(UsageError, match="out=DIR"):
         pfedlms.compare((X, Y), linear, workers=2, **options)
+    swept: dict[str, Any] = {"learning_rate": [0.1, 1e30], "validation": 0.2, "workers": 2, "out": tmp_path / "d"}
     with pytest.warns(UserWarning, match="diverged"):
-        broken = pfedlms.sweep(
-            method="local", learning_rate=[0.1, 1e30], validation=0.2, workers=2, out=tmp_path / "d", **SMALL
-        )
+        broken = pfedlms.sweep(method="local", **swept, **SMALL)
     assert [run.summary["status"] for run in broken.runs] == ["finished", "diverged"]
-    assert issubclass(DivergedError, pfedlms.PfedlmsError)
 
 
 def dying() -> nn.Module:
@@ -309,15 +271,6 @@ def test_a_worker_that_dies_ends_its_run_alone(tmp_path: Path) -> None:
     again = pfedlms.resume_study(tmp_path / "s", (X, Y), linear)
     assert [run.summary["status"] for run in again.runs] == ["finished", "finished"]
     assert [run.summary for run in pfedlms.resume(tmp_path / "s").runs] == [run.summary for run in again.runs]
-
-
-def test_a_full_disk_names_the_call_that_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, content: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    pressing = SimpleNamespace(on_round=lambda run, record: monkeypatch.setattr(store, "write_atomically", full))
-    with pytest.raises(StorageError, match=r"make room, then `pfedlms\.resume\('.*/r', data\)`"):
-        pfedlms.run((X, Y), method="local", out=tmp_path / "r", callbacks=[pressing], **SMALL)
 
 
 def test_no_run_is_begun_after_the_time_is_up(tmp_path: Path) -> None:
@@ -347,34 +300,32 @@ MODELS["tiny"] = Entry("one layer", lambda shape, classes, hidden: nn.Sequential
 """
 
 
+PROGRAM = """
+from pfedlms.cli import main
+if __name__ == "__main__":
+    for each in {calls}:
+        assert main(each) == 0, each
+"""
+
+
 def test_modules_of_ones_own_on_the_command_line(tmp_path: Path) -> None:
     """In processes of their own, which know nothing of each other."""
     (tmp_path / "own_methods.py").write_text(OWN)
     quick = ["--rounds", "2", "--clients", "3", "--local-steps", "1", "--model", "tiny", "--quiet"]
-    with_own = ["--import", "own_methods"]
     commands = [
         ["run", "--method", "mine", *quick, "--out", "r"],
         ["compare", "--methods", "mine,local", "--seeds", "1", "--workers", "2", *quick, "--out", "c"],
         ["show", "c"],
-        ["resume", "r", "--quiet"],
         ["export", "r", "--client", "0", "-o", "m.pt"],
-        ["report", "r", "-o", "r.html"],
     ]
-    script = (
-        f"from pfedlms.cli import main\nfor each in {commands!r}:\n    assert main([*each, *{with_own!r}]) == 0, each"
-    )
-    program = f"if __name__ == '__main__':\n    {script.replace(chr(10), chr(10) + '    ')}"
-    (tmp_path / "program.py").write_text(program)
-    done = subprocess.run(
-        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300,
-        env={"PYTHONPATH": str(ROOT / "src"), "PATH": "", "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    calls = [[*each, "--import", "own_methods"] for each in commands]
+    (tmp_path / "program.py").write_text(PROGRAM.format(calls=calls))
+    options: dict[str, Any] = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 300}
+    environment = {"PYTHONPATH": str(ROOT / "src"), "PATH": "", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "program.py"], env=environment, **options)
     assert done.returncode == 0, done.stderr
     assert "mine" in done.stdout
-    missing = subprocess.run(
-        [sys.executable, "-m", "pfedlms", "show", "r"], cwd=tmp_path, capture_output=True, text=True, timeout=60,
-        env={"PYTHONPATH": str(ROOT / "src"), "PATH": ""},
-    )  # fmt: skip
+    missing = subprocess.run([sys.executable, "-m", "pfedlms", "show", "r"], env=environment, **options)
     assert missing.returncode == 2
     assert "method.name: got 'mine'" in missing.stderr
 
@@ -383,13 +334,13 @@ def test_methods_and_models_of_installed_packages(monkeypatch: pytest.MonkeyPatc
     class Installed(METHODS["fedavg"]):  # type: ignore[misc]
         name = "installed"
 
-    class Point:
-        group, value = "pfedlms.methods", "package:Installed"
+    def flat(shape: tuple[int, ...], classes: int, hidden: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), classes))
 
-        def __init__(self, name: str, found: Any) -> None:
-            self.name, self.load = name, lambda: found
-
-    points = {"pfedlms.methods": [Point("installed", Installed)], "pfedlms.models": [Point("flat", dnn_of)]}
+    points = {
+        "pfedlms.methods": [SimpleNamespace(name="installed", value="package:Installed", load=lambda: Installed)],
+        "pfedlms.models": [SimpleNamespace(name="flat", value="package:flat", load=lambda: flat)],
+    }
     monkeypatch.setattr(plugins, "installed", lambda group, path: points[group])
     try:
         run = pfedlms.run(method="installed", model="flat", **SMALL)
@@ -398,10 +349,6 @@ def test_methods_and_models_of_installed_packages(monkeypatch: pytest.MonkeyPatc
     finally:
         METHODS.pop("installed", None)
         MODELS.pop("flat", None)
-
-
-def dnn_of(shape: tuple[int, ...], classes: int, hidden: int) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), classes))
 
 
 # --- typed code ---
@@ -414,10 +361,9 @@ run: pfedlms.Run = pfedlms.run(problem, method="fedavg", rounds=2, learning_rate
 accuracy: float = run.accuracy
 study = pfedlms.study(problem, grid={"method": ["fedavg"], "learning_rate": [0.1, 0.2]}, seeds=[1, 2])
 text: str = study.table()
-compared: pfedlms.Study = pfedlms.compare(problem, methods=["local"], seeds=1)
-swept: pfedlms.Study = pfedlms.sweep(problem, method="fedavg", learning_rate=[0.1, 0.2])
 sketch = pfedlms.sketch.Sketch
 run.export("model.onnx", client=3)
+pfedlms.nonsense()
 """
 
 
@@ -427,21 +373,18 @@ def test_the_api_as_typed_code_sees_it(checker: str, tmp_path: Path) -> None:
     if find_spec(checker) is None:
         pytest.skip(f"{checker} is not installed")
     (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(ROOT / "src")]}))
-    (tmp_path / "right.py").write_text(TYPED)
-    (tmp_path / "wrong.py").write_text("import pfedlms\n\npfedlms.nonsense()\n")
+    (tmp_path / "typed.py").write_text(TYPED)
     options = {
         "mypy": ["--config-file", str(ROOT / "pyproject.toml"), "--follow-imports=silent", "--cache-dir",
-                 str(ROOT / ".mypy_cache")],
+                 str(ROOT / ".mypy_cache"), "typed.py"],
         "pyright": ["--pythonpath", sys.executable, "--project", str(tmp_path)],
     }[checker]  # fmt: skip
-    files = ["right.py", "wrong.py"] if checker == "mypy" else []
     done = subprocess.run(
-        [sys.executable, "-m", checker, *options, *files], cwd=tmp_path, capture_output=True, text=True, timeout=500,
+        [sys.executable, "-m", checker, *options], cwd=tmp_path, capture_output=True, text=True, timeout=500,
         env={"MYPYPATH": str(ROOT / "src"), "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(Path.home())},
     )  # fmt: skip
     if checker == "pyright" and "error" not in done.stdout:
         pytest.skip("pyright needs node, which is not here")
     found = [line for line in done.stdout.splitlines() if "error" in line and ".py" in line]
     assert len(found) == 1, done.stdout
-    assert "wrong.py" in found[0]
     assert "nonsense" in found[0]

@@ -7,7 +7,6 @@ import json
 import re
 import warnings
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from small import OPTIONS, SMALL, Pressing
 
 import pfedlms
 from pfedlms.cli import main
-from pfedlms.errors import ConfigError
 
 
 def test_an_edge_is_told_for_three_numbers_or_more() -> None:
@@ -44,29 +42,9 @@ def test_there_is_no_edge_where_a_setting_ends() -> None:
         pfedlms.sweep(method="local", weight_decay=[3.0, 0.001, 2.0], **settings)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"by": "v_acc", "learning_rate": [0.1, 0.2]}, "by: got v_acc, but data.validation is 0"),
-        ({"by": "acc", "learning_rate": [0.1, 0.2]}, "by: got 'acc', expected one of: v_acc, p_acc, g_acc"),
-        ({"by": "g_acc", "learning_rate": [0.1, 0.2]}, "local has no shared model"),
-        ({}, "got no setting with several values"),
-        ({"learning_rate": []}, "got no setting with several values"),
-        ({"learning_rate": [0.1, 0.1]}, "expected every value once"),
-        ({"learning_rate": [0.1, -1]}, "train.learning_rate: got -1"),
-        ({"seed": [1, 2]}, "seeds=N says how many"),
-        ({"learning_rat": [0.1, 0.2]}, "did you mean learning_rate"),
-    ],
-)
-def test_wrong_sweeps_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        pfedlms.sweep(method="local", **options, **SMALL)
-    assert message in str(caught.value)
-
-
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("altair")
-    out, picture = tmp_path / "s", tmp_path / "s.png"
+    out, picture = tmp_path / "s", tmp_path / "s.svg"
     command = ["sweep", "--method", "pfedlms", "--set", "method.ratio=.2,.3", "--set", "pfedlms.thresholds=1,3",
                "--learning-rate", ".001,.1", "--validation", ".2", *OPTIONS, "--out", str(out)]  # fmt: skip
     assert main([*command, "--plot", str(picture), "--quiet"]) == 0
@@ -74,18 +52,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     rows = [line for line in shown.out.splitlines() if re.match(r" ratio=0\.[23] thresholds=[13] ", line)]
     assert len(rows) == 8
     assert sum("best" in row for row in rows) == 1
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "pfedlms · digits · dnn, 910 parameters · 4 clients, α = 0.5" in picture.read_text()
     assert main(["resume", str(out), "--json", "--quiet"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["axes"] == {
-        "method.ratio": [0.2, 0.3],
-        "method.thresholds": [1, 3],
-        "train.learning_rate": [0.001, 0.1],
-    }
-    assert document["by"] == "v_acc"
+    axes = {"method.ratio": [0.2, 0.3], "method.thresholds": [1, 3], "train.learning_rate": [0.001, 0.1]}
+    assert (document["axes"], document["by"]) == (axes, "v_acc")
     assert f"best by v_acc: {document['best']['name']}" in shown.err
     stored = json.loads((out / "results.json").read_text())
-    assert [set(row["settings"]) for row in stored["runs"]] == [set(document["axes"])] * 8
+    assert [set(row["settings"]) for row in stored["runs"]] == [set(axes)] * 8
     scores = [row["validation_accuracy"]["last10"] for row in stored["runs"]]
     assert document["best"]["score"] == max(scores)
     assert main(["show", str(out)]) == 0
@@ -109,7 +83,7 @@ def test_wrong_commands(arguments: list[str], message: str, capsys: pytest.Captu
 
 def test_a_sweep_goes_on_after_ctrl_c(tmp_path: Path) -> None:
     options = {"method": "local", "learning_rate": [0.01, 0.2, 400.0], "validation": 0.2, **SMALL}
-    with pytest.raises(KeyboardInterrupt, match=r"resume with pfedlms\.resume\('.*/s'\)") as caught:
+    with pytest.raises(KeyboardInterrupt) as caught:
         pfedlms.sweep(out=tmp_path / "s", callbacks=[Pressing(2, of="learning_rate=0.2 seed 0")], **options)
     stopped = caught.value.result  # type: ignore[attr-defined]
     assert stopped.interrupted
