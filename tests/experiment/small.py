@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import pfedlms
 from factories import same
@@ -58,6 +58,17 @@ def change(folder: Path, old: str, new: str) -> None:
 
 def batch_norm() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
+
+
+class Wrapped(nn.Module):
+    """Returns what `wrap` makes of the outputs of a module that takes samples of a type."""
+
+    def __init__(self, module: nn.Module, wrap: Callable[[Tensor], Any], kind: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.module, self.wrap, self.kind = module, wrap, kind
+
+    def forward(self, x: Tensor) -> Any:
+        return self.wrap(self.module(x.to(self.kind)))
 
 
 def network() -> nn.Module:

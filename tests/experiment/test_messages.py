@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from small import QUICK as SHORT
-from small import X, Y, linear
+from small import Wrapped, X, Y, change, linear
 from torch import Tensor, nn
 
 import pfedlms
@@ -26,17 +28,6 @@ NUMBERS = X[:, :2] - X[:, 2:]
 class Mistyped(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return self.leyar(x)  # type: ignore[no-any-return, operator]
-
-
-class Wrapped(nn.Module):
-    """Returns what `wrap` makes of the outputs."""
-
-    def __init__(self, wrap: Any, kind: torch.dtype = torch.float32) -> None:
-        super().__init__()
-        self.layer, self.wrap, self.kind = linear(), wrap, kind
-
-    def forward(self, x: Tensor) -> Any:
-        return self.wrap(self.layer(x.to(self.kind)))
 
 
 def words() -> nn.Module:
@@ -107,10 +98,10 @@ MODELS: dict[str, tuple[dict[str, Any], str]] = {
     "traced within": (
         {"model": lambda: nn.Sequential(torch.jit.trace(linear(), torch.zeros(1, 4)))}, "model: is scripted or traced"
     ),
-    "dict": ({"model": lambda: Wrapped(lambda out: {"scores": out})}, "model: returns dict with 'scores', expected a"),
-    "tuple": ({"model": lambda: Wrapped(lambda out: (out,))}, "model: returns tuple, expected a tensor"),
+    "dict": ({"model": lambda: Wrapped(linear(), lambda out: {"a": out})}, "model: returns dict with 'a', expected a"),
+    "tuple": ({"model": lambda: Wrapped(linear(), lambda out: (out,))}, "model: returns tuple, expected a tensor"),
     "cast": (
-        {"model": lambda: Wrapped(lambda out: out, torch.float64).double()},
+        {"model": lambda: Wrapped(linear(), lambda out: out, torch.float64).double()},
         "its parameters are float32 here, so leave casts to other types out of it",
     ),
     "batch of one": (
@@ -224,3 +215,75 @@ def test_a_mistyped_setting_of_a_method_is_named_as_it_was_written(ask: Any) -> 
     with pytest.raises(ConfigError) as caught:
         ask(None, parse_overrides(["pfedlms.strenght=0.1"]))
     assert caught.value.problems == ("pfedlms.strenght: unknown key; did you mean strength?",)
+
+
+# --- settings that have no effect beside others: said once, of what was given, and of nothing else ---
+
+HELD = [(X[:40], Y[:40]), (X[40:], Y[40:])]
+
+
+SAID: dict[str, tuple[Any, dict[str, Any], str | None]] = {
+    "momentum": ((X, Y), {"optimizer": "adamw", "momentum": 0.9, "learning_rate": 0.001}, "train.momentum: 0.9 has no"),
+    "decay": ((X, Y), {"decay": 0.5}, "train.decay: 0.5 has no effect with train.schedule = constant; set"),
+    "decay_every": ((X, Y), {"decay_every": 7, "schedule": "cosine"}, "train.decay_every: 7 has no effect with"),
+    "alpha, iid": ((X, Y), {"alpha": 0.1, "partition": "iid"}, "data.alpha: 0.1 has no effect, data.partition = iid"),
+    "alpha, held": (HELD, {"alpha": 0.1}, "data.alpha: 0.1 has no effect, as the data say whose each sample is"),
+    "classes": ((X, Y), {"classes_per_client": 1}, "data.classes_per_client: 1 has no effect, data.partition = diri"),
+    "rate of sgd": ((X, Y), {"optimizer": "adamw"}, "train.learning_rate: 0.1 is for sgd; adamw wants 0.001 or so"),
+    "momentum of sgd": ((X, Y), {"momentum": 0.9, "alpha": 0.9}, None),
+    "step": ((X, Y), {"schedule": "step", "decay": 0.5, "decay_every": 2}, None),
+    "quantity": ((X, Y), {"alpha": 0.9, "partition": "quantity"}, None),
+    "classes of classes": ((X, Y), {"classes_per_client": 1, "partition": "classes"}, None),
+}
+
+
+@pytest.mark.parametrize(("data", "settings", "text"), SAID.values(), ids=list(SAID))
+def test_what_has_no_effect_is_said_once_and_all_else_is_not(data: Any, settings: Any, text: str | None) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        pfedlms.run(data, linear, **settings, **(QUICK if data is HELD else FEW))
+    assert len(told) == (text is not None)
+    assert all(str(each.message).startswith(str(text)) for each in told)
+
+
+def test_a_run_that_is_gone_on_with_is_not_asked_again(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"train\.decay: 0\.5 has no effect"):
+        pfedlms.run((X, Y), linear, decay=0.5, out=tmp_path / "r", **FEW)
+    done = pfedlms.load(tmp_path / "r")
+    assert pfedlms.resume(tmp_path / "r").summary == done.summary  # nothing is left to play, so no data are needed
+    change(tmp_path / "r", "rounds = 1", "rounds = 2")
+    pfedlms.resume(tmp_path / "r", (X, Y), linear)  # warnings are errors here
+    assert load_config(tmp_path / "r" / "config.toml").given >= {"train.decay"}  # but one who starts from the file is
+
+
+def test_a_study_says_it_once_for_all_its_runs() -> None:
+    settings = {**SHORT, "rounds": 1, "clients": 2, "partition": "iid", "alpha": 0.3, "learning_rate": 0.05}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        pfedlms.compare((X, Y), linear, methods="local,fedavg:optimizer=adamw:momentum=0.9", seeds=2, **settings)
+    texts = [str(each.message) for each in told]
+    assert sorted(text.partition(":")[0] for text in texts) == ["data.alpha", "train.momentum"]
+
+
+def test_a_column_of_clients_and_another_number_of_them(tmp_path: Path) -> None:
+    file = tmp_path / "t.npz"
+    np.savez(file, x=X, y=Y, client=np.arange(80) // 20)
+    with pytest.raises(
+        DataError, match=r"data\.clients: got 7, but the data say whose each sample is and name 4 clients"
+    ):
+        pfedlms.run(f"file:{file}", clients=7, **QUICK)
+    for settings, clients in (({}, 4), ({"clients": 4}, 4), ({"clients": 3, "partition": "iid"}, 3)):
+        assert pfedlms.run(f"file:{file}", **settings, **QUICK).summary["clients"] == clients
+
+
+@pytest.mark.filterwarnings("ignore:chosen by p_acc")
+def test_a_study_looks_at_all_its_data_before_it_trains(tmp_path: Path) -> None:
+    """The second value asks for more clients than there are samples for."""
+    trained: list[str] = []
+    watching = SimpleNamespace(on_round=lambda run, record: trained.append(run.name))
+    for data, model in (((X, Y), linear), ("digits", None)):
+        settings = {**QUICK, "clients": [2, 2000], "callbacks": [watching], "out": tmp_path / "s"}
+        with pytest.raises(DataError, match=r"data\.clients: got 2000"):
+            pfedlms.sweep(data, model, **settings)
+    assert not trained
+    assert not (tmp_path / "s").exists()

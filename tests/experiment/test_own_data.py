@@ -63,9 +63,6 @@ def test_a_run_by_path_goes_on_where_the_data_are_now_if_they_are_the_same(
     assert len((out / "metrics.jsonl").read_text().splitlines()) == (2 if changed else 3)
 
 
-# --- data show ---
-
-
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     capsys.readouterr()
     assert main(["data", "show", *arguments]) == 0
@@ -133,8 +130,6 @@ def test_of_many_clients_some_are_shown_from_the_largest_to_the_smallest() -> No
     assert "40 of 100 clients, from the largest to the smallest; --json has all." in table.intro
     assert "samples per client: 1 to 100, median 50.5;" in table.intro
 
-
-# --- data download ---
 
 CONTENT = b"published" * 1000
 SUM = hashlib.sha256(CONTENT).hexdigest()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import Crash, Crashing, X, Y, change, linear, stored_metrics
+from small import Crash, Crashing, Wrapped, X, Y, change, linear, stored_metrics
 from torch import Tensor, nn
 
 import pfedlms
@@ -76,21 +76,6 @@ def test_a_run_can_be_prolonged_where_its_rates_do_not_depend_on_its_length(
     assert_same(tmp_path / "run", tmp_path / "whole")
 
 
-# --- a loss of one's own ---
-
-
-def test_a_pool_without_classes_is_dealt_out_evenly() -> None:
-    x, y = (each[:78] for each in NUMBERS)
-    result = pfedlms.run((x, y), linear, method="local", loss=squares, rounds=1, **QUICK)
-    data = result.federation.data
-    held = [np.sort(np.concatenate(both)) for both in zip(data.train, data.test, strict=True)]
-    assert sorted(map(len, held)) == [19, 19, 20, 20]
-    assert np.array_equal(np.sort(np.concatenate(held)), np.arange(78))
-    assert not np.array_equal(held[0], np.arange(len(held[0])))
-    assert torch.equal(data.y, torch.from_numpy(y))
-    assert data.classes == 0
-
-
 def test_classes_with_another_loss_keep_accuracy() -> None:
     smooth = nn.CrossEntropyLoss(label_smoothing=0.1, reduction="none")
     result = pfedlms.run((X, X[:, 0] > 0), network, method="fedproto", loss=smooth, rounds=20, alpha=10.0, **QUICK)
@@ -99,25 +84,14 @@ def test_classes_with_another_loss_keep_accuracy() -> None:
 
 
 def test_without_a_metric_the_score_is_minus_the_loss() -> None:
-    """A model by name has as many outputs as a target."""
+    """A model by name has as many outputs as a target; what has no classes is dealt out evenly."""
     result = pfedlms.run(NUMBERS, "dnn", method="fedavg", loss=squares, hidden=8, rounds=2, **QUICK)
     assert result.federation.model.layout.dim == 4 * 8 + 8 + 8 * 2 + 2
+    data = result.federation.data
+    assert (data.classes, data.scheme, data.samples) == (0, "iid", (15, 15, 15, 15))
+    assert torch.equal(data.y, torch.from_numpy(NUMBERS[1]))
     assert result.metrics[-1]["p_acc"] == -result.metrics[-1]["test_loss"]
     assert result.summary["metric"] == result.metrics[-1]["metric"] == "-loss"
-
-
-# --- modules as they come ---
-
-
-class Named(nn.Module):
-    """Returns what `wrap` makes of the outputs."""
-
-    def __init__(self, wrap: Any = lambda outputs: outputs) -> None:
-        super().__init__()
-        self.layers, self.wrap = network(), wrap
-
-    def forward(self, x: Tensor) -> Any:
-        return self.wrap(self.layers(x))
 
 
 ALIKE = {
@@ -131,7 +105,9 @@ ALIKE = {
 def test_outputs_may_be_wrapped(wrap: Any) -> None:
     """And are trained as if they were not."""
     settings = {**QUICK, "rounds": 3, "seed": 1}
-    wrapped, bare = (pfedlms.run(CLASSES, make, **settings) for make in (lambda: Named(wrap), Named))
+    wrapped, bare = (
+        pfedlms.run(CLASSES, lambda made=made: Wrapped(network(), made), **settings) for made in (wrap, lambda x: x)
+    )
     for own, other in zip(wrapped.models, bare.models, strict=True):
         for name, value in other.items():
             torch.testing.assert_close(own[name], value)

@@ -93,13 +93,10 @@ def test_bits_of_a_round_are_those_of_participants(capsys: pytest.CaptureFixture
     assert rows[0]["up_payload_bits"] == rows[1]["up_payload_bits"]  # one client's
     assert rows[0]["mib_per_round"] == 4 * rows[1]["mib_per_round"]
     assert main(["bits", "--set", "train.participation=0.25"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    marked = [line.split()[0].rstrip(",") for line in lines if re.search(r" \+ *$", line)]
+    marked = re.findall(r"^ *(\w+).* \+ *$", capsys.readouterr().out, re.MULTILINE)
     tracking = "zsign obcsaa obda stc sketchvote sketchmean fetchsgd sparseloco decomfl"
     assert set(marked) == set(tracking.split())
 
-
-# --- metrics of one's own, titles, and how to resume ---
 
 QUICK: dict[str, Any] = {**SHORT, "clients": 2}
 
@@ -116,13 +113,8 @@ def thousandth(outputs: Tensor, targets: Tensor, unit: float = 1e-3) -> Tensor:
         (partial(thousandth, unit=1e-3), "thousandth"),
     ],
 )
-def test_a_metric_has_its_name_and_four_digits(metric: Any, name: str) -> None:
-    study = pfedlms.compare((X, Y), linear, methods="fedavg", seeds=1, metric=metric, **QUICK)
-    (run,), shown = study.summaries, " ".join(str(study).split())
-    assert run["metric"] == name
-    assert f"{name}, the higher the better" in shown
-    assert 0 < run["accuracy"]["max"] < 1e-3
-    assert f"fedavg {run['accuracy']['max']:.4g} " in shown
+def test_a_metric_has_a_name(metric: Any, name: str) -> None:
+    assert pfedlms.run((X, Y), linear, method="local", metric=metric, **QUICK).summary["metric"] == name
 
 
 def test_reprs_are_short_and_say_what_it_was(tmp_path: Path) -> None:
@@ -135,20 +127,17 @@ def test_reprs_are_short_and_say_what_it_was(tmp_path: Path) -> None:
     assert repr(both) == "Study(2 runs)"
 
 
-@pytest.mark.parametrize(
-    ("metric", "label", "digits"), [(thousandth, "thousandth (V-acc)", ".4g"), (None, "V-acc, %", ".2f")]
-)
-def test_figures_call_a_metric_by_its_name(metric: Any, label: str, digits: str) -> None:
-    both = pfedlms.compare((X, Y), linear, methods="local,fedavg", seeds=2, metric=metric, **QUICK)
+def test_figures_call_a_metric_by_its_name() -> None:
+    both = pfedlms.compare((X, Y), linear, methods="local,fedavg", seeds=2, metric=thousandth, **QUICK)
     settings = {"validation": 0.2, "learning_rate": [0.1, 0.2], "momentum": [0.0, 0.5], "method": "local", **QUICK}
-    done = pfedlms.sweep((X, Y), linear, metric=metric, **settings)
+    done = pfedlms.sweep((X, Y), linear, metric=thousandth, **settings)
     drawn, swept, best = accuracy_curves(both.runs, against="bytes"), by_setting(done.section()), done.best()
     assert drawn is not None
     assert swept is not None
     assert best is not None
-    assert label.replace("V-acc", "P-acc") in str(drawn.chart.to_dict())
-    assert swept.title == f"{label} by train.learning_rate"
-    assert f"{best['score']:{digits}}" in str(swept.chart.to_dict())
+    assert "thousandth (P-acc)" in str(drawn.chart.to_dict())
+    assert swept.title == "thousandth (V-acc) by train.learning_rate"
+    assert f"{best['score']:.4g}" in str(swept.chart.to_dict())
 
 
 @pytest.mark.parametrize(

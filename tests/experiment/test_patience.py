@@ -1,8 +1,10 @@
-"""`train.patience`: when a run stops by V-acc, what is kept of the best round, and that a resumed run does the same."""
+"""`data.validation`: samples that no training sees, and V-acc wherever P-acc is reported. `train.patience`: when a run
+stops by V-acc, what is kept of the best round, and that a resumed run does the same."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,17 +12,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from small import Crash, Crashing, same_models, stored_metrics
+from small import OPTIONS, Crash, Crashing, accuracy_of, change, network, same_models, stored_metrics
 
 import pfedlms
-from factories import same
+from factories import federation, same
 from pfedlms.cli import main
+from pfedlms.data import Partitioning, from_pool, load_dataset
 from pfedlms.engine import Evaluation, Federation, RoundReport
+from pfedlms.engine.training import LocalWorker
 from pfedlms.errors import RunDirectoryError
 from pfedlms.experiment import store
 from pfedlms.experiment.store import RunDirectory
+from pfedlms.methods import METHODS
+from pfedlms.models import Cohort
+from pfedlms.report.progress import accuracies
 
 SMALL = {"clients": 5, "hidden": 12, "local_steps": 2, "batch_size": 8, "threads": 1, "validation": 0.25}
 
@@ -43,9 +51,6 @@ def v_accs(*values: int | None) -> Iterator[None]:
 def played(*values: int | None, **settings: Any) -> pfedlms.Run:
     with v_accs(*values):
         return pfedlms.run(method="fedavg", **{**SMALL, "rounds": len(values), **settings})
-
-
-# --- when it stops ---
 
 
 @pytest.mark.parametrize(
@@ -75,9 +80,6 @@ def test_it_stops_when_v_acc_no_longer_rises(
 def test_it_counts_evaluations_and_not_rounds() -> None:
     result = played(0, 50, 0, 40, 0, 40, 0, 60, patience=2, evaluate_every=2)
     assert [record["round"] for record in result.metrics] == [2, 4, 6]
-
-
-# --- what is kept ---
 
 
 @pytest.mark.parametrize(
@@ -123,9 +125,6 @@ def test_the_models_of_the_best_round_are_exported(tmp_path: Path, capsys: pytes
     (tmp_path / "r" / "best.pt").unlink()
     assert main(["export", str(tmp_path / "r"), "--global", "--best", "-o", "m.pt"]) == 2
     assert "no best round was kept; run with data.validation and train.patience" in capsys.readouterr().err
-
-
-# --- resume ---
 
 
 def files(out: Path) -> tuple[Any, ...]:
@@ -192,9 +191,6 @@ def test_a_comparison_says_that_runs_are_of_several_lengths(tmp_path: Path) -> N
     assert "up to 3 rounds" in str(compared)
 
 
-# --- astray clients, told apart from messages that were refused ---
-
-
 def test_clients_that_track_another_model_are_told_apart(tmp_path: Path) -> None:
     """From the round on in which there are any; a resumed run knows of them, too."""
     play = Federation.play_round
@@ -212,3 +208,75 @@ def test_clients_that_track_another_model_are_told_apart(tmp_path: Path) -> None
     told = [(each.get("astray"), each["rejected"]) for each in resumed.metrics]
     assert told == [(None, 0), (None, 0), (2, 0), (2, 0), (2, 0)]
     assert (resumed.summary["astray"], resumed.summary["rejected"]) == (2, 0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_method_sees_what_is_set_aside(method: str) -> None:
+    """Whatever stands there: models and messages are the same to the bit."""
+    data = from_pool(*load_dataset("digits"), Partitioning(5, 0.5, 0, validation=0.3))
+    aside = torch.from_numpy(np.concatenate(data.validation))
+    other_x, other_y = data.x.clone(), data.y.clone()
+    other_x[aside], other_y[aside] = 1e6, 9 - other_y[aside]
+    runs = [federation(method, each) for each in (data, replace(data, x=other_x, y=other_y))]
+    traffic = []
+    for run in runs:
+        run.start()
+        traffic.append([run.play_round().traffic for _ in range(2)])
+    assert traffic[0] == traffic[1]
+    assert same_models(*([model for _, model in run.models()] for run in runs))
+    ours, theirs = (run.evaluate() for run in runs)
+    assert (ours.correct, ours.loss) == (theirs.correct, theirs.loss)
+    assert ours.validation != theirs.validation
+
+
+@pytest.mark.parametrize(("method", "participation"), [("pfedlms", 0.4), ("fedavg", 0.4), ("local", 1.0)])
+def test_v_acc_is_that_of_the_models(method: str, participation: float) -> None:
+    """Of the last round's participants and of everyone, by PyTorch from every client's model; P-acc beside it."""
+    result = pfedlms.run(method=method, rounds=4, participation=participation, **SMALL)
+    data, models, last = result.federation.data, result.models, result.metrics[-1]
+    took_part = last.get("clients", range(5))
+    assert len(took_part) == round(5 * participation)
+    assert last["v_acc"] == pytest.approx(accuracy_of(models, data, data.validation, took_part))
+    assert last["p_acc"] == pytest.approx(accuracy_of(models, data, data.test, took_part))
+    everyone = result.summary["everyone"]
+    assert everyone["validation_accuracy"] == pytest.approx(accuracy_of(models, data, data.validation, range(5)))
+    assert everyone["accuracy"] == pytest.approx(accuracy_of(models, data, data.test, range(5)))
+
+
+def test_a_round_of_clients_without_any_has_no_v_acc() -> None:
+    """One of three clients holds a single training sample; where it takes part alone there is nothing to measure."""
+    x, y = load_dataset("digits")
+    pairs = [((x[k : k + n], y[k : k + n]), (x[k + 60 : k + 80], y[k + 60 : k + 80])) for k, n in ((0, 60), (100, 1))]
+    settings = {"method": "local", "validation": 0.25, "participation": 0.5, "rounds": 8, "local_steps": 2}
+    with pytest.warns(UserWarning, match="data.validation: 1 of 2 clients"):
+        result = pfedlms.run(pairs, network, **settings)
+    taken = {record["clients"][0]: record["v_acc"] for record in result.metrics}
+    assert taken.keys() == {0, 1}
+    assert all((record["v_acc"] is None) == (record["clients"] == [1]) for record in result.metrics)
+    assert all(("V-acc" in accuracies(record)) == (record["v_acc"] is not None) for record in result.metrics)
+    measured = [record["v_acc"] for record in result.metrics if record["v_acc"] is not None]
+    assert result.summary["validation_accuracy"]["last10"] == pytest.approx(np.mean(measured))
+    expected = accuracy_of(result.models, result.federation.data, result.federation.data.validation, [0])
+    assert result.summary["everyone"]["validation_accuracy"] == pytest.approx(expected)
+
+
+def test_without_it_nothing_is_said_and_nothing_is_evaluated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One evaluation a round, of the test split."""
+    evaluated, evaluate = [], LocalWorker.evaluate
+
+    def counted(self: LocalWorker, cohort: Cohort, params: torch.Tensor, held: Any) -> Any:
+        evaluated.append(len(held[0]))
+        return evaluate(self, cohort, params, held)
+
+    monkeypatch.setattr(LocalWorker, "evaluate", counted)
+    out = tmp_path / "run"
+    assert main(["run", "--method", "local", *OPTIONS, "--out", str(out)]) == 0
+    shown = capsys.readouterr()
+    files = "".join((out / name).read_text() for name in ("metrics.jsonl", "summary.json"))
+    assert not re.search("v_acc|v-acc|validation", (shown.out + shown.err + files).lower())
+    change(out, "rounds = 3", "rounds = 4")
+    result = pfedlms.resume(out)
+    assert (result.validation_accuracy, result.federation.data.validation) == (None, ())
+    assert evaluated == [len(result.federation.data.test[0])] * 4

@@ -35,9 +35,6 @@ def halves(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return (outputs.argmax(1) == targets).float() / 2
 
 
-# --- problems ---
-
-
 def test_a_problem_is_what_its_parts_are() -> None:
     parts = pfedlms.run((X, Y), linear, metric=("halves", halves), method="fedavg", **SMALL)
     whole = pfedlms.run(pfedlms.Problem((X, Y), linear, metric=("halves", halves)), method="fedavg", **SMALL)
@@ -110,9 +107,6 @@ def test_a_callback_can_end_a_run(tmp_path: Path) -> None:
     assert began == [0, 2]
 
 
-# --- models to use ---
-
-
 def test_export_by_suffix(tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
     onnx = pytest.importorskip("onnx")
@@ -148,9 +142,6 @@ def test_the_constants_of_images_are_written_down_and_used_again(tmp_path: Path)
     assert one.summary["normalisation"] == constants
     given = pfedlms.run(f"file:{tmp_path / 'one.npz'}", mean="0.5", std="0.25", **options)
     np.testing.assert_allclose(given.federation.data.x[:, 0].numpy(), (raw - 0.5) / 0.25, atol=1e-5)
-
-
-# --- a schedule that ends at nothing ---
 
 
 def test_a_cosine_has_a_floor_unless_told_otherwise(tmp_path: Path) -> None:
@@ -350,8 +341,6 @@ def test_methods_and_models_of_installed_packages(monkeypatch: pytest.MonkeyPatc
         METHODS.pop("installed", None)
         MODELS.pop("flat", None)
 
-
-# --- typed code ---
 
 TYPED = """
 import pfedlms
