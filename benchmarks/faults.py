@@ -192,7 +192,7 @@ FAULTS = (
     Fault("export-name", "experiment", "A client's name that is a number is taken for its number.",
           "experiment/exporting.py", "if str(client) in names:",
           "if str(client) in names and not str(client).isdecimal():",
-          "experiment/test_show_and_export.py -k with_names"),
+          "experiment/test_show_and_export.py -k number_and_name"),
     Fault("export-shared", "experiment", "The exported shared model has the running statistics of one client.",
           "engine/federation.py", "value.double().mean(dim=0).to(value.dtype) if value.is_floating_point()",
           "value[0] if value.is_floating_point()", "experiment/test_show_and_export.py -k running_statistics"),

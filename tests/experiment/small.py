@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import pfedlms
-from factories import same
+from factories import same, tensors
 
 SMALL: dict[str, Any] = {
     "rounds": 3, "clients": 4, "hidden": 12, "local_steps": 2, "batch_size": 8, "threads": 1, "progress": False
@@ -46,6 +46,17 @@ def stripped(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def stored_metrics(folder: Path) -> list[dict[str, Any]]:
     return stripped(json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
+
+
+def assert_same(got: Path, expected: Path) -> None:
+    """Metrics, the summary and every tensor of the last checkpoint; only timings may differ."""
+    assert stored_metrics(got) == stored_metrics(expected)
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (got, expected)]
+    assert stripped(summaries[:1]) == stripped(summaries[1:])
+    states = [torch.load(folder / "checkpoint.pt", weights_only=True) for folder in (got, expected)]
+    assert states[0]["traffic"] == states[1]["traffic"]
+    assert states[0]["federation"]["rounds_played"] == states[1]["federation"]["rounds_played"]
+    assert same(*map(tensors, states))
 
 
 def change(folder: Path, old: str, new: str) -> None:

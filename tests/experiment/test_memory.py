@@ -150,12 +150,3 @@ def test_the_plan_names_classes_where_they_have_names() -> None:
     plain, text = plan_of([(x, [0, 1] * 12)] * 2)
     assert not {"classes", "client_names"} & set(plain)
     assert "Classes:" not in text
-
-
-def test_the_plan_counts_whole_numbers_in_full() -> None:
-    """8 bytes for each of 7 token ids and for each label of 60 samples."""
-    tokens = np.random.default_rng(0).integers(0, 9, (60, 7))
-    config = load_config(None, {"data": {"dataset": "custom", "clients": 2}, "run": {"device": "cpu"}})
-    model = nn.Sequential(nn.Embedding(9, 2), nn.Flatten(), nn.Linear(14, 2))
-    federation = prepare(config, Problem((tokens, tokens[:, 0] % 2), model))
-    assert plan_json(config, federation)["memory_bytes"]["data"] == 60 * 8 * 8

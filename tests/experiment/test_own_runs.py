@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import Crash, Crashing, Wrapped, X, Y, change, linear, stored_metrics
+from small import Crash, Crashing, Wrapped, X, Y, assert_same, change, linear
 from torch import Tensor, nn
 
 import pfedlms
@@ -30,13 +30,6 @@ def squares(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def closeness(outputs: Tensor, targets: Tensor) -> Tensor:
     return ((outputs - targets).abs() < 0.5).float().mean(dim=-1)
-
-
-def assert_same(one: Path, other: Path) -> None:
-    assert stored_metrics(one) == stored_metrics(other)
-    states = [torch.load(folder / "checkpoint.pt", weights_only=True)["federation"] for folder in (one, other)]
-    for name in ("params", "momentum"):
-        assert torch.equal(states[0][name], states[1][name])
 
 
 def test_resumed_with_a_loss_of_ones_own_is_uninterrupted(tmp_path: Path) -> None:

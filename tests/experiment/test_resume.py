@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 import torch
-from small import Crash, Crashing, batch_norm, change, same_models
+from small import Crash, Crashing, assert_same, batch_norm, change, same_models
 from torch import nn
 
 import pfedlms
-from factories import same, tensors
 from pfedlms.cli import main
 from pfedlms.errors import RunDirectoryError
 from pfedlms.methods import METHODS
@@ -51,20 +50,6 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pat
         return made[method, rounds]
 
     return get
-
-
-def without_seconds(file: Path) -> bytes:
-    return re.sub(rb',\s*"seconds": [0-9.e+-]+', b"", file.read_bytes())
-
-
-def assert_same(got: Path, expected: Path) -> None:
-    """Metrics byte for byte, the summary and every tensor of the last checkpoint; only timings may differ."""
-    assert without_seconds(got / "metrics.jsonl") == without_seconds(expected / "metrics.jsonl")
-    assert without_seconds(got / "summary.json") == without_seconds(expected / "summary.json")
-    states = [torch.load(folder / "checkpoint.pt", weights_only=True) for folder in (got, expected)]
-    assert states[0]["traffic"] == states[1]["traffic"]
-    assert states[0]["federation"]["rounds_played"] == states[1]["federation"]["rounds_played"]
-    assert same(*map(tensors, states))
 
 
 # --- kill -9 ---

@@ -140,37 +140,29 @@ def test_data_that_were_moved(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "2 of 4 clients took no part" in capsys.readouterr().err
 
 
-def test_show_prints_a_run_again_with_its_clients(
-    tmp_path: Path, no_data: Callable[[], None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    result = pfedlms.run(method="fedavg", participation=0.4, out=tmp_path / "r", **SMALL)
-    no_data()
+def test_clients_are_shown_and_exported_by_number_and_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hospitals = {name: (X[i::3], Y[i::3]) for i, name in enumerate(("north", "2", "south"))}
+    settings = {"rounds": 2, "local_steps": 2, "batch_size": 4, "participation": 0.4}
+    result = pfedlms.run(hospitals, method="fedavg", out=tmp_path / "r", **settings)
     before = {file: file.read_bytes() for file in (tmp_path / "r").iterdir()}
-    assert main(["show", str(tmp_path / "r"), "--clients"]) == 0
+    show, export = ["show", str(tmp_path / "r"), "--clients"], ["export", str(tmp_path / "r"), "--client"]
+    assert main(show) == 0
     shown = capsys.readouterr()
     rows = [line.split() for line in shown.out.split("train samples")[1].splitlines() if line.split()[1:]]
-    everyone = result.summary["everyone"]["client_acc"]
-    samples = result.federation.data.samples
-    assert rows[-5:] == [[str(k), str(samples[k]), f"{everyone[k]:.2f}"] for k in range(5)]
+    everyone, samples = result.summary["everyone"]["client_acc"], result.federation.data.samples
+    assert rows[-3:] == [[str(k), name, str(samples[k]), f"{everyone[k]:.2f}"] for k, name in enumerate(hospitals)]
     assert shown.err == ""
-    assert main(["show", str(tmp_path / "r"), "--clients", "--json"]) == 0
+    assert main([*show, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [row["P-acc"] for row in document.pop("per_client")] == everyone
     assert document == {**result.summary, "directory": str(tmp_path / "r")}
     assert before == {file: file.read_bytes() for file in (tmp_path / "r").iterdir()}
-
-
-def test_clients_with_names_are_shown_and_exported_by_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    hospitals = {name: (X[i::3], Y[i::3]) for i, name in enumerate(("north", "2", "south"))}
-    result = pfedlms.run(hospitals, method="fedavg", rounds=2, local_steps=2, batch_size=4, out=tmp_path / "r")
-    assert main(["show", str(tmp_path / "r"), "--clients"]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.split("train samples")[1].splitlines()]
-    assert [row[1] for row in rows if row and row[0] in ("0", "1", "2")] == ["north", "2", "south"]
+    models = pfedlms.load(tmp_path / "r", hospitals).models
     for name, number in (("south", 2), ("1", 1), ("0", 0), ("2", 1)):  # a name goes before a number
-        assert main(["export", str(tmp_path / "r"), "--client", name, "-o", str(tmp_path / "m.pt")]) == 0
-        assert same(load(tmp_path / "m.pt"), result.models[number])
+        pfedlms.export(tmp_path / "r", tmp_path / "m.pt", client=name, data=hospitals)
+        assert same(load(tmp_path / "m.pt"), models[number])
     capsys.readouterr()
-    assert main(["export", str(tmp_path / "r"), "--client", "soth", "-o", str(tmp_path / "m.pt")]) == 2
+    assert main([*export, "soth", "-o", str(tmp_path / "m.pt")]) == 2
     assert "--client: got soth, expected 0 to 2, or a name: did you mean south" in capsys.readouterr().err
 
 
