@@ -216,7 +216,7 @@ FAULTS = (
           "engine/server.py", "trip=state.trip + 1", "trip=state.trip",
           "deploy/test_same_run.py -k every_method"),
     Fault("store-atomic", "experiment", "A file is written in place, so a process killed then leaves a part of it.",
-          "experiment/store.py", 'temporary = path.with_name(path.name + ".tmp")', "temporary = path",
+          "files.py", 'temporary = path.with_name(path.name + ".tmp")', "temporary = path",
           "experiment/test_resume.py -k killed_at_any"),
     Fault("flower-permissions", "flower", "The scripts of a deployment folder may not be executed.",
           "flower/folder.py", "path.chmod(0o700 if path.suffix", "path.chmod(0o600 if path.suffix",

@@ -202,12 +202,13 @@ def test_the_last_write_that_fails_is_an_end(monkeypatch: pytest.MonkeyPatch, tm
     assert noted.ends == [("failed", 5)]
 
 
-def test_a_run_that_never_began_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [RunDirectoryError("broken"), StorageError(Path("r"), "no space", Path("r"))])
+def test_a_run_that_never_began_has_no_end(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: Running, checkpoint: Any) -> None:
-        raise RunDirectoryError("broken")
+        raise error
 
     monkeypatch.setattr(Running, "restore", broken)
     noted = Ends()
-    with pytest.raises(RunDirectoryError):
+    with pytest.raises(type(error)):
         pfedlms.run(callbacks=[noted], **RUN)
     assert noted.ends == []

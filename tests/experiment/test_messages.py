@@ -148,6 +148,8 @@ STUDIES: dict[str, tuple[Any, dict[str, Any], str]] = {
     "mistyped": (pfedlms.sweep, {"learning_rat": [0.1, 0.2]}, "did you mean learning_rate"),
     "mistyped in a grid": (pfedlms.study, {"grid": {"learning_rat": [1]}}, "did you mean learning_rate"),
     "no list in a grid": (pfedlms.study, {"grid": {"learning_rate": 0.5}}, "expected a list of values"),
+    "no data": (pfedlms.compare, {"data": []}, "data: got a list of 0"),
+    "no model": (pfedlms.compare, {"data": (X, Y), "model": broken}, "model: cannot be built (KeyError: 'width')"),
     "no methods": (pfedlms.compare, {"methods": []}, "methods: got none"),
     "a number of methods": (pfedlms.compare, {"methods": 3}, "methods: got 3, expected methods like"),
     "a method and settings": (pfedlms.compare, {"methods": ["local", {"a": 1}]}, "got {'a': 1}, expected methods like"),
@@ -162,7 +164,7 @@ STUDIES: dict[str, tuple[Any, dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("door", "given", "message"), STUDIES.values(), ids=STUDIES)
 def test_a_wrong_study_is_refused(door: Any, given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(PfedlmsError) as caught:
         door(**{**FEW, **given})
     assert message in str(caught.value)
 

@@ -115,16 +115,20 @@ def test_a_process_that_dies_ends_the_run_which_another_number_resumes(tmp_path:
     assert same(clients(killed), clients(expected))
 
 
-def test_several_processes_refuse_newcomers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
+@pytest.fixture
+def second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torchrun tells a process."""
+    for name, value in (("WORLD_SIZE", "2"), ("RANK", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
+
+
+def test_several_processes_refuse_newcomers(second_of_two: None) -> None:
     with pytest.raises(UsageError, match=r"data\.newcomers: .* without torchrun"):
         pfedlms.run(method="fedavg", clients=10, rounds=1, newcomers=0.2)
 
 
-def test_a_process_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_a_process_that_cannot_start_says_why(second_of_two: None, capsys: Any) -> None:
     """Its data may be missing on its machine alone; of all else only the first process prints."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "1")
     assert main(["run", "--dataset", "file:missing.npz"]) == 2
     shown, err = capsys.readouterr()
     assert (shown, err.startswith("rank 1: error: "), "missing.npz" in err) == ("", True, True)
