@@ -20,9 +20,9 @@ from pfedlms.experiment.config import from_keywords, load_config, merge
 from pfedlms.experiment.cost import plan_json
 from pfedlms.experiment.prepare import _device, prepare
 from pfedlms.experiment.problem import Problem
-from pfedlms.experiment.schema import TrainSection
 from pfedlms.models import CohortModel, build
 from pfedlms.report import plans
+from pfedlms.train_settings import TrainSettings
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_cohorts_are_even_and_fit(model: CohortModel, monkeypatch: pytest.Monkey
 def test_where_the_system_does_not_tell_all_are_stacked(model: CohortModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda device: None)
     assert memory.fitting_cohort(model, digits(5), 16) == 5
-    assert memory.room_for_all(federation("local"), TrainSection())
+    assert memory.room_for_all(federation("local"), TrainSettings())
 
 
 WORK = 8 * 4 * DIM + 2 * 8 * 4 * (64 + 20 + 20 + 10 + 10)
@@ -69,14 +69,16 @@ def test_clients_keep_what_they_will_need(method: str, here: int, absent: int, s
     """64-20-10, two of five clients at a time in batches of 8. Here: θ, with momentum twice, w where it is tracked or
     compared with, and a residual where there is one. Away: θ where it is its own, w where both ends track it, the
     residual, and nothing where the next answer is the model."""
-    train = TrainSection(batch_size=8, momentum=settings.get("momentum", 0.0))
+    train = TrainSettings(batch_size=8, momentum=settings.get("momentum", 0.0))
     made = federation(method, participation=0.4, **settings)
     assert memory.needed_bytes(made, train) == (4 * DIM * (2 * here + 3 * absent), 2 * WORK)
 
 
 def test_running_statistics_are_kept_too() -> None:
     """Of five clients: mean and variance of two features and one counter of eight bytes, beside the parameters."""
-    kept = [memory.needed_bytes(federation(name, module=NORMALISED), TrainSection())[0] for name in ("local", "fedavg")]
+    kept = [
+        memory.needed_bytes(federation(name, module=NORMALISED), TrainSettings())[0] for name in ("local", "fedavg")
+    ]
     assert kept == [5 * (4 * (128 + 2 + 4 + 20 + 10) + 4 * (2 + 2) + 8)] * 2
 
 
@@ -87,7 +89,7 @@ def test_what_is_kept_lies_beside_the_work_or_elsewhere(
     """All keep θ, two work; together 0.6 of what is free."""
     free = (5 * 4 * DIM + 2 * WORK) * 10 // 6 + 1
     monkeypatch.setattr(memory, "free_memory", lambda device: free - missing)
-    assert memory.room_for_all(federation("local", participation=0.4), TrainSection(batch_size=8)) is fits
+    assert memory.room_for_all(federation("local", participation=0.4), TrainSettings(batch_size=8)) is fits
 
 
 def test_results_do_not_depend_on_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
