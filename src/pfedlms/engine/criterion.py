@@ -63,12 +63,15 @@ class Criterion:
             return losses, [root], [slope]
         return losses, [root, extra], [slope, torch.ones_like(extra)]
 
-    def measured(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Score and loss of every sample, `[clients, batch]`; summed over its tokens where it is a window of them."""
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The task's loss of every sample, `[clients, batch]`; summed over its tokens where it is a window of them."""
         if self.loss is None:
-            losses = _sum(sample_losses(*_in_a_row(outputs, targets)).view_as(targets))
-        else:
-            losses = self._over_tokens(self.loss(outputs, targets))
+            return _sum(sample_losses(*_in_a_row(outputs, targets)).view_as(targets))
+        return self._over_tokens(self.loss(outputs, targets))
+
+    def measured(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Score and loss of every sample, likewise."""
+        losses = self.losses(outputs, targets)
         if self.metric is not None:
             return self._over_tokens(self.metric(outputs, targets)), losses
         return _sum(outputs.argmax(dim=-1) == targets) if self.classifies else -losses, losses

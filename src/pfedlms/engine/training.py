@@ -239,8 +239,9 @@ class LocalWorker:
             own = {name: value[rows] for name, value in buffers.items()}
             with torch.no_grad():
                 outputs, _ = self._model.forward(params[rows], own, x[rows], training=True)
-                summed = self._criterion.measured(outputs, y[rows])[1]
-                found[rows] = summed.mean(dim=1) / self._data.positions  # a mean over tokens, as steps have it
+                found[rows] = (
+                    self._criterion.losses(outputs, y[rows]).mean(dim=1) / self._data.positions
+                )  # a mean over tokens, as steps have it
 
         with self._seeded(cohort, round + 1):
             spread(measure, self._model.parts(len(params)))
