@@ -203,6 +203,7 @@ ONE_HOT = np.eye(3)[Y]
 LABELS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "floats": (Y.astype(np.float64), ()),
     "a column": (Y[:, None], ()),
+    "rows of one": (list(torch.from_numpy(Y[:, None])), ()),
     "objects": (Y.astype(object), ()),
     "one-hot": (ONE_HOT, ()),
     "one-hot as lists": (ONE_HOT.astype(int).tolist(), ()),

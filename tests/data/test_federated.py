@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import pfedlms
-from pfedlms.data import FederatedData, Partitioning, from_pairs, from_pool, load_dataset, load_pool
+from pfedlms.data import FederatedData, Partitioning, from_pairs, from_pool, load_dataset, load_pool, partitioned
 from pfedlms.errors import DataError
 
 X, Y = np.arange(12.0).reshape(6, 2), np.array([0, 1, 0, 1, 2, 0])
@@ -119,13 +119,14 @@ def save(folder: Path, **arrays: np.ndarray) -> str:
 
 def test_arrays_in_a_folder_are_mapped(tmp_path: Path) -> None:
     x, y = np.arange(24, dtype=np.float32).reshape(8, 3), np.array([0, 1] * 4)
-    name = save(tmp_path, x=x, y=y, client=np.repeat([3, 7], 4))
+    name = save(tmp_path, x=x, y=y, client=np.repeat([0, 7], 4))
     pool = load_pool(name)
     assert not pool.x.flags.writeable  # a copy could be written
     assert np.array_equal(pool.x, x)
     assert pool.y.tolist() == y.tolist()
     assert pool.owner is not None
-    assert (pool.owner.tolist(), pool.owners) == ([0] * 4 + [1] * 4, ("3", "7"))
+    assert (pool.owner.tolist(), pool.owners) == ([0] * 4 + [1] * 4, ("0", "7"))
+    assert partitioned(pool, Partitioning(2, 1.0, 0, 2)).client_names == ("0", "7")  # though one is its number
     (tmp_path / "y.npy").write_bytes(b"nothing")
     with pytest.raises(DataError, match=r"x\.npy: arrays of its folder cannot be read .*numpy\.save"):
         load_pool(name)

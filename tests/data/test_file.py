@@ -261,6 +261,7 @@ BROKEN = [
     ("t.json", LEAF_OF % b'["to be", "or"], "y": ["t", "n"]', "too little text for 2 windows .*'a': 10 tokens"),
     ("t.jsonl", b'{"x": [1], "y": 0}\nnothing\n', "t.jsonl, line 2: got b'nothing', expected JSON"),
     ("t.jsonl", b'{"x": [1], "y": 0}\n{"x": [1]}\n', "line 2: got .* an object with x, y"),
+    ("t.jsonl", b'{"x": [1], "y": 0}\n{"x": [1], "y": 0, "z": 1}\n', "line 2: got .* an object with x, y"),
     ("t.jsonl", b'{"x": [1], "y": 0}\n{"x": [1], "y": "cat"}\n', "line 2: got y that is text, unlike in the lines"),
     ("t.jsonl", b"\xff\xfe", "line 1: got .*, expected JSON in UTF-8"),
     ("t.jsonl.gz", gzip.compress(b"{}", mtime=0)[:-4], "t.jsonl.gz: cannot be read"),

@@ -245,7 +245,9 @@ def test_everybody_has_the_minimum_whatever_alpha(alpha: float) -> None:
     sizes = [len(held) for held in by_quantity(1000, 20, alpha, 1, min_samples=10)]
     assert min(sizes) >= 10
     assert sum(sizes) == 1000
-    assert [len(held) for held in by_quantity(40, 4, alpha, 0, min_samples=10)] == [10] * 4
+    even = by_quantity(40, 4, alpha, 0, min_samples=10)
+    assert [len(held) for held in even] == [10] * 4
+    assert [held.tolist() for held in even] != [held.tolist() for held in iid(40, 4, 0)]  # another order
 
 
 def test_sizes_are_skewed_by_alpha_and_classes_are_not() -> None:

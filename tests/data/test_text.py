@@ -142,6 +142,9 @@ BROKEN = {
     "too short": (
         f'{LONG}\n{{"client": "b", "text": "ab"}}', {}, r"1 of 2 clients .*\(client 'b': 2 tokens\), .* 161 tokens"
     ),
+    "as long as a window": (
+        f'{LONG}\n{{"client": "b", "text": "{"ab" * 40}"}}', {}, r"1 of 2 clients .*\(client 'b': 80 tokens\)"
+    ),
     "all too short": (LONG, {"windows": Windows(min_tokens=500)}, "at most 400 tokens, expected one with data.min_tok"),
 }  # fmt: skip
 
