@@ -112,8 +112,13 @@ def two_answers_known(said: Envelope, node: Node) -> bytes:
 
 
 def many_records(said: Envelope, node: Node) -> bytes:
-    """No more bytes than allowed, but 100 records."""
-    return replace(said, records=(Record(Code.ANSWERS_KNOWN, 0), *[Record(Code.TRAIN, 9)] * 99)).encode()
+    """No more bytes than allowed, but 7 records, where at most 6 are."""
+    return replace(said, records=(Record(Code.ANSWERS_KNOWN, 0), *[Record(Code.TRAIN, 9)] * 6)).encode()
+
+
+def one_record_more(said: Envelope, node: Node) -> bytes:
+    """Than asked for, but as many as allowed: there is room for splits that are not measured."""
+    return _with(said, Record(Code.TRAIN, 9))
 
 
 def very_many_records(said: Envelope, node: Node) -> bytes:

@@ -11,6 +11,7 @@ from fleet import CLIENTS, Fleet, alone_without, check_states, configured, own_d
 
 from pfedlms.deploy import Node
 from pfedlms.deploy.envelope import Code, Envelope, Kind, Record, Why, decode, reason
+from pfedlms.errors import RunDirectoryError
 from pfedlms.wire.frames import HEADER_BYTES, SERVER, frame
 
 
@@ -138,3 +139,17 @@ def test_what_a_node_refuses(tmp_path: Path) -> None:
     first, _ = fleet.trips[0][1]
     assert reason(decode(node.handle(first)).records[0]).startswith("stale: round 1: got trip 0, expected one after 3")
     assert decode(node.handle(asked(Record(Code.ANSWER, 0, data=answer)))).records == (Record(Code.ANSWERS_KNOWN, 3),)
+
+
+def test_a_damaged_state_is_named(tmp_path: Path) -> None:
+    """One bit of a model, which is a number as good as any."""
+    config = configured("fedavg", tmp_path / "run", train={"rounds": 1})
+    fleet = Fleet(config, tmp_path / "nodes")
+    served(config, fleet)
+    node, model = fleet.node(1), fleet.node(1).state.cohort.params.numpy().tobytes()
+    fleet.close(1)
+    kept = node.path.read_bytes()
+    assert kept.count(model) == 1
+    node.path.write_bytes(kept.replace(model, bytes([model[0] ^ 1]) + model[1:]))
+    with pytest.raises(RunDirectoryError, match=r"cannot be read \(ValueError: checksum of .*\); delete it"):
+        fleet.node(1)

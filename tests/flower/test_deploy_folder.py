@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pwd
@@ -13,8 +14,10 @@ import tempfile
 import time
 import tomllib
 from dataclasses import fields
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 
@@ -43,6 +46,27 @@ def call(folder: Path, *command: str, **more: Any) -> subprocess.CompletedProces
 
 def declared() -> dict[str, Any]:
     return approval.declared(pyproject())
+
+
+def test_a_run_is_compared_with_the_allow_list(tmp_path: Path) -> None:
+    """One line of it, written by hand: an app that declares 3 rounds, to be run with 5."""
+    with ZipFile(made := BytesIO(), "w") as archive:
+        archive.writestr("pyproject.toml", "[tool.flwr.app.config.train]\nrounds = 3\n")
+    app, file = made.getvalue(), tmp_path / approval.NODE
+    known, five = (hashlib.sha256(each).hexdigest() for each in (app, b'{"train.rounds": 5}'))
+    with pytest.raises(approval.NotApprovedError, match=f"has not approved app {known[:16]};"):
+        approval.check(file, app, {})
+    file.write_text(json.dumps({"app": known, "configuration": five, "settings": {}}) + "\n")
+    assert approval.check(file, app, {"train.rounds": 5}) == known
+    assert approval.check(file, app, {"train.rounds": 5, "run.timeout": 9, "flower.wait": 1}) == known
+    for content, override, said in (
+        (app, {}, "but not with its own settings;"),
+        (app, {"train.rounds": 6}, "but not with train.rounds=6;"),
+        (app, {"train.rounds": 5, "run.seed": 1}, "but not with run.seed=1, train.rounds=5;"),
+        (app + b"x", {"train.rounds": 5}, "has not approved app"),
+    ):
+        with pytest.raises(approval.NotApprovedError, match=said):
+            approval.check(file, content, override)
 
 
 def test_every_setting_is_declared_with_its_meaning() -> None:

@@ -39,6 +39,7 @@ def long_text(said: Envelope, node: Node) -> bytes:
         (false_replies.very_many_records, "reply: got 48"),
         (false_replies.too_large, "reply: got 16777216 bytes"),
         (false_replies.many_records, " records, as follows from the request"),
+        (false_replies.one_record_more, "got 1 records that the server did not ask for"),
         (false_replies.two_answers_known, "than one ANSWERS_KNOWN"),
         (false_replies.escapes, r"\x1b[2Jround 9/9: 3 trained\nround 9/9: P-acc 100.00 %"),
         (long_text, "x" * 300 + "…"),
@@ -77,7 +78,7 @@ def test_shown_text() -> None:
 def test_an_audit_log_that_was_changed_is_found(tmp_path: Path) -> None:
     log = tmp_path / "audit" / "log.jsonl"
     for number in range(20):
-        audit.append(log, "reply", number=number, text="x" * 700 * (number % 3) + false_replies.FORGED)
+        audit.append(log, "reply", number=number, text="x" * 5000 * (number % 3) + false_replies.FORGED)
     assert audit.verify(log) == 20
     assert log.stat().st_mode & 0o077 == 0
     lines = log.read_text().splitlines()

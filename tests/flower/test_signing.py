@@ -78,6 +78,7 @@ def test_the_same_request_again_gets_the_stored_reply(played: Played) -> None:
     assert handle(last[0]) == reply
     # A server that was killed does not know any more what was answered: its seal differs, the request does not.
     about, content = unseal(last[0], KEY.public_key())
+    assert (about.trip, about.answered) == (2, 2)  # trips 0 and 1: a state of before trip 1 is an older copy
     assert handle(seal(KEY, replace(about, answered=0, marks=Mark.RESUME), content)) == reply
 
 
