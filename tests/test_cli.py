@@ -189,9 +189,12 @@ def test_quiet_says_nothing_but_where_results_are(command: list[str], call: Any)
     done = call(*command, "--out", "r", "--quiet")
     assert (done.code, done.err) == (0, "results: r\n")
     assert "fedavg" in done.out
-    done = call("resume", "r", "--quiet", "--json")
-    assert (done.code, done.err) == (0, "results: r\n")
-    assert json.loads(done.out)["directory"] == "r"
+    for kept in (True, False):
+        for file in () if kept else [*Path("r").rglob("checkpoint.pt"), *Path("r").rglob("summary.json")]:
+            file.unlink()  # as if it had been killed in the first round
+        done = call("resume", "r", "--quiet", "--json")
+        assert (done.code, done.err) == (0, "results: r\n")
+        assert json.loads(done.out)["directory"] == "r"
 
 
 def test_without_out_every_run_gets_a_fresh_folder(call: Any) -> None:

@@ -107,6 +107,11 @@ def test_a_terminal_leaves_out_what_it_has_no_room_for_and_a_pipe_nothing(tmp_pa
     assert "seeds" not in words(narrow).replace("over seeds", "")
     assert "fewer" in narrow
     assert "No room for fewer, s: see results.csv or to_pandas()." in words(least)
+    # By hand, columns of 10 characters: the least needed go first, of equal ones the last.
+    columns = [Column(head, head, optional=rank) for head, rank in zip("abcdef", (0, 1, 2, 1, 2, 0), strict=True)]
+    made = Table(columns, [dict.fromkeys("abcdef", "12345678")])
+    heads = [words(printed(made, 10 * count).splitlines()[1]) for count in range(1, 7)]
+    assert heads == ["a f", "a f", "a b f", "a b d f", "a b c d f", "a b c d e f"]
 
 
 def test_a_sweep_marks_its_best(tmp_path: Path) -> None:
