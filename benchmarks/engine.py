@@ -54,7 +54,7 @@ def federation(options: argparse.Namespace, method: str, cohort_size: int, watch
     module = build(options.model, shape, options.classes, 256, 0)
     half = getattr(options, "precision", "default") == "bf16"
     model = CohortModel(module, device, fast=options.fast, half=half)
-    train = TrainSettings(options.steps, options.batch, 0.05, 0.0, 1e-4)
+    train = TrainSettings(local_steps=options.steps, batch_size=options.batch, learning_rate=0.05)
     settings = METHODS[method].Settings()
     stopwatch = Stopwatch(device) if watch else None
     return Federation(

@@ -71,7 +71,7 @@ def at_budget(dataset: str, method: str, share: int) -> Settings:
     """A method with messages of 1/share of FedAvg's bytes, up and down together."""
     wanted = taken(regimes.on(dataset), "fedavg") // share
     if method == "decomfl":
-        return {"method.perturbations": regimes.directions(dataset, share)}
+        return {"method.perturbations": regimes.directions(regimes.on(dataset), share)}
     fixed: dict[str, float] = {}
     if method in ("sketchmean", "fetchsgd"):
         fixed["answer"] = ANSWERS[share] / (4 if method == "fetchsgd" else 1)

@@ -38,6 +38,7 @@ from pfedlms.engine import Federation
 from pfedlms.experiment.memory import fitting_cohort, kept_bytes
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel, build
+from pfedlms.step import kept_numbers
 from pfedlms.train_settings import TrainSettings
 
 SAMPLES = 70_000
@@ -83,7 +84,7 @@ def measure(options: argparse.Namespace, clients: int, participants: int) -> dic
     model = CohortModel(build(options.model, shape, 10, 256, 0), device)
     share = participants / clients if participants else 1.0
     cohort = fitting_cohort(model, data, options.batch, participants or clients)
-    train = TrainSettings(options.steps, options.batch, 0.05, 0.0, 1e-4, participation=share)
+    train = TrainSettings(local_steps=options.steps, batch_size=options.batch, learning_rate=0.05, participation=share)
     method, home = METHODS[options.method], torch.device("cpu") if participants else None
 
     def make() -> Federation:
@@ -111,7 +112,7 @@ def measure(options: argparse.Namespace, clients: int, participants: int) -> dic
         file = run / "clients.bin"
         disk = os.stat(file).st_blocks * 512 if file.exists() else 0
         checkpoint = (run / "checkpoint.pt").stat().st_size
-    here, away = kept_bytes(made.method, model, train.kept_numbers(model.layout.dim))
+    here, away = kept_bytes(made.method, model, kept_numbers(model.layout.dim, train.optimizer, train.momentum))
     drawn = len({k for phase in range(made.rounds_played + 1) for k in made.participation.of(phase)})
     return {
         "clients": clients,

@@ -4,9 +4,9 @@ and forms of one accuracy, from the round that measures it to a table and to the
     python benchmarks/hops.py [--list]
 
 A round in a simulation, and on nodes (server and nodes together, without what carries bytes between them). Counted
-three times: every file; doors only, without what lies behind the door of a room (kernels, packing, how a model is run);
-and θ, the doors that are given clients' models or return them, and not only what was made of them: messages, votes,
-losses. Left out everywhere: dispatch, random streams and the stopwatch, which touch no model.
+three times: every file; doors only, without what lies behind the door of a room (kernels, packing, how a model is
+run); and θ: the doors that take or return clients' models themselves, not only messages, votes or losses. Left out
+everywhere: dispatch, random streams and the stopwatch, which touch no model.
 
 An accuracy is followed by its value, which occurs nowhere else: in the arguments and results of functions, and in what
 these hold. A form is what holds it: a number, a line of metrics.jsonl, a summary, a row of a table, a mean over seeds,
@@ -111,6 +111,7 @@ def on_nodes(folder: Path) -> Callable[[], Any]:
     """A round on nodes without the network between them, after a first one."""
     tables = {"data": {"clients": 4}, "method": {"name": "pfedlms"}, "run": {"threads": 1}}
     config = load_config(None, tables | {"model": {"hidden": 16}, "train": {"rounds": 9, "local_steps": 3}})
+    assert CohortModel(build("dnn", (64,), 10, 16, 0), torch.device("cpu")).layout.dim == DIM
     nodes = [Node(config, client, folder) for client in range(4)]
 
     class InThisProcess:

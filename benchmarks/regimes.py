@@ -97,7 +97,7 @@ def plain(dataset: str, regime: str, method: str) -> Settings:
     if method == "sketchmean":
         return sketchmean(dataset, ratio, answer)
     if method == "decomfl":
-        return {"method.name": method, "method.perturbations": directions(dataset, 1000)}
+        return {"method.name": method, "method.perturbations": directions(on(dataset, regime), 1000)}
     if method == "fedadam":
         return {"method.name": "fedavg", "method.server_optimizer": "adam", "method.server_momentum": 0.9}
     fixed: dict[str, dict[str, float]] = {
@@ -115,9 +115,9 @@ def plain(dataset: str, regime: str, method: str) -> Settings:
 
 
 def directions(dataset: str, share: int) -> int:
-    """The directions of decomfl at 1/share of FedAvg's bytes."""
-    few, many = (taken(on(dataset), "decomfl", perturbations=count) for count in (10, 20))
-    return int(10 + (taken(on(dataset), "fedavg") // share - few) / ((many - few) / 10))
+    """The directions of decomfl at 1/share of FedAvg's bytes, `dataset` as `on` names it."""
+    few, many = (taken(dataset, "decomfl", perturbations=count) for count in (10, 20))
+    return int(10 + (taken(dataset, "fedavg") // share - few) / ((many - few) / 10))
 
 
 @cache

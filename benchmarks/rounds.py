@@ -3,11 +3,11 @@
     python benchmarks/rounds.py [--data-dir DIR] [--against CHECKOUT] [--limit 110] [--profile] [--json FILE]
 
 A run has 200 rounds with an evaluation every 10, on MNIST where `--data-dir` has it, else on random samples of the
-same size (with another `--model` than dnn: of CIFAR-10's). `sketchmean:10/1000` is a run in which 10 of 1,000 clients
-take part. Seconds are those of `summary.json`, without preparing data. Every version runs in a process of its own, in
-which a short run of each cell comes first. Stages are of `--stage-rounds` rounds; each waits for the device, so
-together they take longer than a round. With `--profile` the functions of the host with the most time of their own
-follow. Nothing begins after `--limit` seconds.
+same size. Another `--model` than dnn has random samples of CIFAR-10's size. `sketchmean:10/1000` is a run in which 10
+of 1,000 clients take part. Seconds are those of `summary.json`, without preparing data. Every version runs in a
+process of its own, in which a short run of each cell comes first. Stages are of `--stage-rounds` rounds; each waits
+for the device, so together they take longer than a round. With `--profile` the functions of the host with the most
+time of their own follow. Nothing begins after `--limit` seconds.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def work(options: argparse.Namespace) -> None:
 
     warnings.simplefilter("ignore")
     draw = np.random.default_rng(0)
-    if options.data_dir:
+    if options.data_dir and options.model == "dnn":
         data = pfedlms.load_dataset("mnist", options.data_dir)
     else:
         shape = (70_000, 1, 28, 28) if options.model == "dnn" else (60_000, 3, 32, 32)

@@ -1,10 +1,12 @@
-"""Benchmarks that no test runs at least import what there is today."""
+"""Benchmarks run with what there is today, or at least import it."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 APART = {"peers", "soak", "soak_checks", "soak_samples", "doors", "doors_end_to_end", "gate_cost", "mutations"}
@@ -18,4 +20,19 @@ def test_benchmarks_import() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", f"import {', '.join(names)}"], cwd=FOLDER, capture_output=True, text=True, check=False
     )
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "engine.py --model dnn --clients 3 --samples 40 --steps 2 --batch 8 --repeats 1 --device cpu --methods zsign",
+        "growth.py --method local --clients 4 --participants 2 --steps 2 --batch 8 --rounds 1 --warm-up 1 "
+        "--per-client 20 --shape 1,8,8 --device cpu",
+    ],
+)
+def test_a_small_benchmark_runs(command: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, *command.split()], cwd=FOLDER, capture_output=True, text=True, check=False
+    )  # fmt: skip
     assert ended.returncode == 0, ended.stderr

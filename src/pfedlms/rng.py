@@ -97,6 +97,7 @@ def _word_at(keys: Any, index: Any) -> Any:
 
 
 SIGNS_OF_BYTE = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, np.float32(1), np.float32(-1))
+SIGNS_OF_BYTE.flags.writeable = False
 """The eight signs that a byte stands for, lowest bit first: +1 where it is set."""
 
 

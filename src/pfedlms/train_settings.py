@@ -58,7 +58,7 @@ class Schedule:
         return self != Schedule()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainSettings:
     """How clients train, the same for every method: the section [train]."""
 
@@ -108,7 +108,7 @@ class TrainSettings:
         "constant",
         "η over the rounds: constant; half a cosine down to train.floor at the last round, so train.rounds cannot "
         "change on resume; or times train.decay every train.decay_every rounds",
-        choices=lambda: list(SHAPES),
+        choices=one_of(*SHAPES),
     )
     floor: float = setting(
         0.1,

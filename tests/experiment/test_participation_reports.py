@@ -176,3 +176,6 @@ def test_an_interrupted_run_names_all_that_goes_on_with_it(
     assert capsys.readouterr().err == f"after 1 rounds; not finished. Resume with: {told}\n"
     with pytest.raises(RunDirectoryError, match=re.escape(f"holds a run already; resume it by `{told}`")):
         pfedlms.run(*given, method="fedavg", out=out, **QUICK)
+    (out / "config.toml").write_text("data = 3\n")  # damaged
+    with pytest.raises(RunDirectoryError, match="holds a run already; resume it by `pfedlms resume"):
+        pfedlms.run(*given, method="fedavg", out=out, **QUICK)

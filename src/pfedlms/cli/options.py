@@ -92,10 +92,9 @@ def as_options(text: str) -> str:
 def check_config(given: str | None) -> None:
     """A second value for an option would be taken for the TOML file."""
     if given and not given.endswith(".toml") and not Path(given).exists():
-        raise UsageError(
-            f"CONFIG: got {given!r}, expected a TOML file; an option takes one value, and a sweep's are joined by "
-            "commas: --learning-rate .03,.1"
-        )
+        many = "an option takes one value, and a sweep's are joined by commas: --learning-rate .03,.1"
+        meant = f"did you mean --set {given}?" if re.match(r"\w+\.\w+=", given) else many
+        raise UsageError(f"CONFIG: got {given!r}, expected a TOML file; {meant}")
 
 
 def assignments(options: argparse.Namespace) -> list[str]:

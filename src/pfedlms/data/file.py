@@ -87,7 +87,8 @@ def _chosen(path: Path, columns: Columns, asked: str, known: Sequence[str], sett
     if not found and setting == "label_column":
         shown = ", ".join([*list(columns)[:10], *["…"] * (len(columns) > 10)])
         raise DataError(
-            f"{path}: got {shown}, expected one called {' or '.join(known)}; name it with data.{setting}=COLUMN"
+            f"{path}: got {shown}, expected one called {' or '.join(known)}; name it with --set data.{setting}=COLUMN "
+            f"({setting} in Python)"
         )
     return found
 

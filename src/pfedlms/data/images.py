@@ -77,7 +77,7 @@ def decode_anew(files: Sequence[Path | bytes], called: Sequence[str], shape: Sha
         if not resize and image.size != (width, height):
             raise DataError(
                 f"{called[place]}: got an image of {image.width}x{image.height} pixels, expected {width}x{height}; "
-                "replace it, or resize the images of a folder with data.image_size=32"
+                "replace it, or resize the images of a folder with --set data.image_size=32 (image_size in Python)"
             )
         image = image.convert("L" if channels == 1 else "RGB")
         image = image.resize((width, height), 2) if resize else image  # 2: bilinear

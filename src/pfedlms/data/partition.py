@@ -157,8 +157,8 @@ def scheme_of(asked: str, owner: NDArray[np.int64] | None, classes: int = 1) -> 
         )
     if asked == "given" and owner is None:
         raise DataError(
-            "data.partition: got 'given', but the data name no clients; name a column with "
-            f"data.owner_column=COLUMN, or use one of: {', '.join(SCHEMES[:-1])}"
+            "data.partition: got 'given', but the data name no clients; name a column with --set "
+            f"data.owner_column=COLUMN (owner_column in Python), or use one of: {', '.join(SCHEMES[:-1])}"
         )
     return asked
 

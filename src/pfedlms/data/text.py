@@ -149,7 +149,7 @@ def joined_by_client(path: Path, texts: Sequence[Any], clients: Sequence[Any] | 
     if clients is None:
         raise DataError(
             f"{path}: got text and no column that says whose it is, expected client, user or client_id; name it with "
-            "data.owner_column=COLUMN"
+            "--set data.owner_column=COLUMN (owner_column in Python)"
         )
     found: dict[str, list[str]] = {}
     for row, (client, text) in enumerate(zip(clients, texts, strict=True)):

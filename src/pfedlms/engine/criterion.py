@@ -117,7 +117,7 @@ def changed(value: Any, change: Callable[[Leaf, str], Leaf], fresh: bool = False
     themselves; with `fresh` all are copied, without what they have computed and keep."""
     if isinstance(value, Tensor | PerClient):
         return change(value, path)
-    if isinstance(value, int | float | str):  # most of what objects hold
+    if type(value) in (int, float, bool, str):  # most of what objects hold
         return value
     if isinstance(value, list | tuple):
         entries = [changed(entry, change, fresh, f"{path}[{index}]") for index, entry in enumerate(value)]

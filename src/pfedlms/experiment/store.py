@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from pfedlms.errors import RunDirectoryError, StorageError
+from pfedlms.errors import RunDirectoryError, StorageError, resume_command
 from pfedlms.experiment.problem import how_to_resume
 from pfedlms.files import FULL, write_atomically, write_text
 
@@ -55,14 +55,14 @@ class RunDirectory(ExitStack):
 
     def create(self, config: str) -> None:
         """Make the directory; refuse one that already holds a run or a study."""
-        stored: dict[str, Any] = {}
         try:
             if manifest_of(self.path) is not None:
                 raise RunDirectoryError(f"{self.path}: holds a study already; name another out=DIR")
             if self.config.exists():
-                with suppress(OSError, ValueError):  # it may be of another version, or damaged
-                    stored = tomllib.loads(self.config.read_text(encoding="utf-8"))
-                resume = SERVER_AGAIN if self.on_nodes else f"resume it by `{how_to_resume(self.path, stored)}`"
+                resume = resume_command(self.path)
+                with suppress(OSError, ValueError, AttributeError):  # it may be of another version, or damaged
+                    resume = how_to_resume(self.path, tomllib.loads(self.config.read_text(encoding="utf-8")))
+                resume = SERVER_AGAIN if self.on_nodes else f"resume it by `{resume}`"
                 raise RunDirectoryError(f"{self.path}: holds a run already; {resume}, or name another out=DIR")
             if self.path.exists() and not self.path.is_dir():
                 raise RunDirectoryError(f"{self.path}: is a file, expected a folder; name another out=DIR")

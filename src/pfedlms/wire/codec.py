@@ -191,10 +191,10 @@ class Mask(Bits):
     dtype: ClassVar[type[np.generic]] = np.bool_
 
     def write_rows(self, values: Values, out: Array) -> None:
-        out[:] = np.packbits(self._set(self.given(values, len(out))), axis=1, bitorder="little")
+        out[:] = np.packbits(self._is_set(self.given(values, len(out))), axis=1, bitorder="little")
 
-    def _set(self, values: Array) -> Array:
-        """Which bits are set."""
+    def _is_set(self, values: Array) -> Array:
+        """Which bits are."""
         return values
 
     def _unpacked(self, packed: Array, room: Array | None) -> Array:
@@ -206,11 +206,14 @@ class Signs(Mask):
 
     dtype = np.float32
 
-    def _set(self, values: Array) -> Array:
+    def _is_set(self, values: Array) -> Array:
         return np.asarray(values >= 0)
 
     def _unpacked(self, packed: Array, room: Array | None) -> Array:
-        return SIGNS_OF_BYTE.take(packed, axis=0).reshape(len(packed), -1)[:, : self.count]
+        if room is None or self.count % 8:
+            room = np.empty((len(packed), 8 * packed.shape[1]), np.float32)
+        SIGNS_OF_BYTE.take(packed, axis=0, out=room.reshape(*packed.shape, 8), mode="clip")  # which needs no buffer
+        return room[:, : self.count] if self.count % 8 else room
 
 
 @lru_cache(maxsize=256, typed=True)  # 3.0 is not 3
