@@ -377,3 +377,29 @@ def test_the_api_as_typed_code_sees_it(checker: str, tmp_path: Path) -> None:
     found = [line for line in done.stdout.splitlines() if "error" in line and ".py" in line]
     assert len(found) == 1, done.stdout
     assert "nonsense" in found[0]
+
+
+def test_runs_on_other_data_or_of_another_model_do_not_join_a_study(tmp_path: Path) -> None:
+    def study(data: Any, model: Any = linear, **more: Any) -> pfedlms.Study:
+        return pfedlms.compare(pfedlms.Problem(data, model), seeds=1, out=tmp_path / "s", **SMALL, **more)
+
+    first = study((X, Y), methods="fedavg")
+    with pytest.raises(RunDirectoryError, match=r"holds a comparison, and this is a sweep"):
+        pfedlms.sweep((X, Y), linear, momentum=[0.1, 0.2], seeds=1, out=tmp_path / "s", **SMALL)
+    assert stripped(study((X, Y), methods="fedavg,local").runs[0].metrics) == stripped(first.runs[0].metrics)
+    with pytest.raises(RunDirectoryError, match=r"fedavg-seed0: was trained on other data than those given"):
+        study((X, np.roll(Y, 1)), methods="fedavg,ditto")
+    with pytest.raises(RunDirectoryError, match=r"was trained with another model than the one given"):
+        study(
+            (X, Y),
+            lambda: nn.Sequential(linear(), nn.Linear(linear()(torch.tensor(X[:1])).shape[1], 10)),
+            methods="fedavg",
+        )
+
+
+def test_a_finished_run_without_its_checkpoint_starts_over_and_says_so(tmp_path: Path) -> None:
+    whole = pfedlms.run((X, Y), linear, method="fedavg", out=tmp_path / "r", **SMALL)
+    (tmp_path / "r" / "checkpoint.pt").unlink()
+    with pytest.warns(UserWarning, match=r"checkpoint\.pt is gone, so this run starts over"):
+        again = pfedlms.resume(tmp_path / "r", (X, Y), linear, progress=False)
+    assert stripped(again.metrics) == stripped(whole.metrics)

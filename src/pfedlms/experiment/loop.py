@@ -136,7 +136,7 @@ class Running(RunInfo):
             data = self.played.data
             self._stored.save_checkpoint({
                 "settings": fixed_settings(self.config),
-                "data": _fingerprint(self.config, data),
+                "data": fingerprint(self.config, data) or self.config.data.dataset,
                 "cohort_size": self.played.largest_cohort,
                 # So that a model can be exported, and a summary made, without the data.
                 "shape": list(data.shape),
@@ -159,7 +159,9 @@ class Running(RunInfo):
     def summary(self, status: str) -> dict[str, Any]:
         """The summary as it would be if the run ended here; nothing is stored."""
         stages = {name: round(spent, 6) for name, spent in self.played.watch.seconds.items()}
-        more = {**({"stages": stages} if stages else {}), **self.more("summary")}
+        own = fingerprint(self.config, self.played.data)
+        more = {**({"data_fingerprint": own} if own else {}), **({"stages": stages} if stages else {})}
+        more |= self.more("summary")
         now = {"round": self.round, **self.totals()}
         return summarise(self.config, self.metrics, facts_of(self.played), status, now) | more
 
@@ -362,7 +364,7 @@ def load_into(
             f"{stored.path}: checkpoint.pt does not fit config.toml, it was made with {', '.join(changed)}; "
             "put that back, or delete checkpoint.pt to start this run over"
         )
-    if same_data and checkpoint["data"] != _fingerprint(config, played.data):
+    if same_data and checkpoint["data"] != (fingerprint(config, played.data) or config.data.dataset):
         raise RunDirectoryError(
             f"{stored.path}: the data given are not those this run began with; give the same arrays or files"
         )
@@ -382,7 +384,7 @@ def fixed_settings(config: Config) -> dict[str, Any]:
     return kept | {"data.dataset": kind_of(config.data.dataset) or config.data.dataset}
 
 
-def _fingerprint(config: Config, data: FederatedData) -> str:
+def fingerprint(config: Config, data: FederatedData) -> str | None:
     """Of data given in Python or by path; data sets by name are identified by their settings."""
     own = config.data.dataset == CUSTOM or kind_of(config.data.dataset)
-    return data.fingerprint() if own else config.data.dataset
+    return data.fingerprint() if own else None

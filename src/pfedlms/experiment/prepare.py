@@ -198,12 +198,13 @@ def partitioned(config: Config, pool: Pool) -> FederatedData:
     return partition(pool, how)
 
 
-def rehearse(configs: Sequence[Config], problem: Problem = NAMED) -> None:
+def rehearse(configs: Sequence[Config], problem: Problem = NAMED) -> int:
     """Before the first of several runs trains: all that can be wrong with its data and model, and with the partitions
-    of the others. Settings without effect are named here, so the runs themselves can be silenced."""
+    of the others. Settings without effect are named here, so the runs themselves can be silenced. Returns the number of
+    parameters of the first one's model."""
     processes.refuse_several("a study")
     first, *others = configs
-    prepare(first, problem)
+    parameters = prepare(first, problem).model.layout.dim
     warned = set(without_effect(first))
     warn(text for config in others for text in without_effect(config) if text not in warned)
     seen, named = {(first.data, first.run.seed)}, {first.data}
@@ -212,3 +213,4 @@ def rehearse(configs: Sequence[Config], problem: Problem = NAMED) -> None:
             federated(config.silenced() if config.data in named else config, problem)
             seen.add((config.data, config.run.seed))
             named.add(config.data)
+    return parameters

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -215,6 +216,9 @@ class Run:
         if stored is not None and not begins:
             stored.open()
         checkpoint = stored.load_checkpoint() if stored is not None and not begins else None
+        earlier = (stored.read_summary() or {}).get("status") if stored is not None and not begins else None
+        if stored is not None and checkpoint is None and earlier in ("finished", "interrupted"):
+            warnings.warn(f"{stored.path}: checkpoint.pt is gone, so this run starts over", stacklevel=4)
         federation = prepare(self.config.with_run(**how).grouped_as(checkpoint), self.problem, shared=True)
         federation.watch.device = federation.model.device if profile else None
         complete = with_constants(self.config, federation.data)

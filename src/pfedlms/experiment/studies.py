@@ -18,8 +18,8 @@ from typing import Any
 from pfedlms.errors import RunDirectoryError, RunError, StorageError, UsageError
 from pfedlms.experiment.callbacks import watching
 from pfedlms.experiment.config import Config, Tables, keys, load_config
-from pfedlms.experiment.loop import fixed_settings, or_leave
-from pfedlms.experiment.prepare import NAMED, keeping_pools, rehearse
+from pfedlms.experiment.loop import fingerprint, fixed_settings, or_leave
+from pfedlms.experiment.prepare import NAMED, federated, keeping_pools, rehearse
 from pfedlms.experiment.problem import Problem, how_to_resume
 from pfedlms.experiment.runs import Run, data_frame, load_run, plot_curves
 from pfedlms.experiment.store import MANIFEST, MANIFESTS, manifest_of
@@ -29,6 +29,7 @@ from pfedlms.report import runs as reported
 from pfedlms.report.figures import by_setting
 from pfedlms.report.results import comparison, results, results_json
 from pfedlms.report.tables import Table, to_csv
+from pfedlms.settings import CUSTOM
 
 Axes = dict[str, list[Any]]
 """Settings, `section.key`, with the values they take."""
@@ -181,10 +182,29 @@ class Study:
         deadline = time.monotonic() + seconds
         if workers < 1 or (workers > 1 and out is None):
             raise UsageError(f"workers: got {workers}, expected at least 1, and out=DIR where there are several")
-        rehearse([run.config for run in self.planned], self.planned[0].problem)
-        alone = [Run(run.config.silenced().with_run(out=""), None, run.problem, run.label) for run in self.planned]
-        made = replace(self, planned=alone) if out is None else self._stored_in(out)
+        parameters = rehearse([run.config for run in self.planned], self.planned[0].problem)
+        if out is None:
+            alone = [Run(run.config.silenced().with_run(out=""), None, run.problem, run.label) for run in self.planned]
+            return replace(self, planned=alone).play(callbacks, workers, deadline)
+        made = self._stored_in(out)
+        made._check_same_problem(parameters)
         return made.play(callbacks, workers, deadline)
+
+    def _check_same_problem(self, parameters: int) -> None:
+        """Refuse runs that finished earlier on other data, or with another model of the user's own, than those given:
+        one table would show both."""
+        known: dict[Any, str | None] = {}
+        for run in (run for run in self.planned if run.finished):
+            key = run.config.data, run.config.run.seed
+            stored = run.summary.get("data_fingerprint")
+            if stored is not None and key not in known:
+                known[key] = fingerprint(run.config, federated(run.config.silenced(), run.problem))
+            other_model = run.config.model.name == CUSTOM and run.summary["parameters"] != parameters
+            if other_model or (stored is not None and known[key] != stored):
+                other = "with another model than the one" if other_model else "on other data than those"
+                raise RunDirectoryError(
+                    f"{run.directory}: was trained {other} given; give the same as before, or name another out=DIR"
+                )
 
     @keeping_pools()
     def play(self, callbacks: Sequence[Any] = (), workers: int = 1, deadline: float = float("inf")) -> Study:
@@ -239,7 +259,11 @@ class Study:
         if (out / "config.toml").exists():
             raise RunDirectoryError(f"{out}: holds a run already; name another out=DIR")
         problem, folders = self.planned[0].problem, _folders(self.planned)
-        before = read_manifest(out) if manifest_of(out) else {"runs": {}, "names": {}}
+        fresh: dict[str, Any] = {"runs": {}, "names": {}, "axes": self.axes}
+        before = read_manifest(out) if manifest_of(out) else fresh
+        if bool(before["axes"]) != bool(self.axes):
+            held, given = ("a sweep" if axes else "a comparison" for axes in (before["axes"], self.axes))
+            raise RunDirectoryError(f"{out}: holds {held}, and this is {given}; name another out=DIR")
         for name in folders.keys() & before["runs"].keys():
             stored = tomllib.loads(before["runs"][name])
             if not same_run(folders[name].config, load_config(None, stored, stored=True)):

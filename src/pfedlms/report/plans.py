@@ -63,7 +63,7 @@ def plan(documents: Sequence[Mapping[str, Any]]) -> Table:
         found["device"],
     ]
     aside = f" and {samples['validation']:,} for validation" if "validation" in samples else ""
-    more = f", {ESTIMATED}" * found["estimated"] + f", and {CATCHING_UP}" * found["catches_up"]
+    more = f", not counting {CATCHING_UP}" * found["catches_up"] + f"; {ESTIMATED}" * found["estimated"]
     held, kept, working = (f"{memory[part] / MIB:,.1f} MiB" for part in ("data", "clients", "working"))
     notes = [
         f"{samples['train']:,} training samples, {samples['smallest_client']} to {samples['largest_client']} per "
