@@ -95,6 +95,11 @@ BAD = {
     "no command": ([], "COMMAND"),
     "mistyped command": (["rnu"], "unknown command 'rnu'; did you mean run?"),
     "key without a section": (["run", "--set", "alpha=1"], "expected section.key=value; did you mean data.alpha=1?"),
+    "several methods": (
+        ["run", "--method", "fedavg,ditto"],
+        "several are compared: pfedlms compare --methods fedavg,ditto",
+    ),
+    "a folder as a file": (["run", "."], "a run's folder is for resume and show"),
     "setting without an option": (["run", "data.alpha=1"], "expected a TOML file; did you mean --set data.alpha=1?"),
     "two values": (["run", "--learning-rate", ".1", ".2"], "CONFIG: got '.2', expected a TOML file; an option takes"),
     "mistyped option": (["run", "--methd", "pfedlms"], "unknown argument '--methd'; did you mean --method"),

@@ -212,7 +212,7 @@ def test_broken_toml_names_the_file(text: str, tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    assert problems(tmp_path) == [f"{tmp_path}: cannot be read (Is a directory)"]
+    assert problems(tmp_path) == [f"{tmp_path}: cannot be read (Is a directory); a run's folder is for resume and show"]
 
 
 @pytest.mark.parametrize("schema", [2, "1"])

@@ -56,6 +56,8 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "no method": ({"method": ""}, "method.name: got ''"),
     "patience": ({"patience": 3}, r"train\.patience: got 3 with data\.validation = 0; it follows V-acc"),
     "names": ({"data": "digtis", "model": "vgg9"}, r"data\.dataset: got 'digtis'(.|\n)*model\.name: got 'vgg9'"),
+    "configuration as data": ({"data": "c.toml"}, r"did you mean config='c\.toml'\?"),
+    "seeds of one run": ({"seeds": 3}, "seeds: unknown setting; several runs are a study"),
     "mistyped kind of path": ({"data": "fil:/a/file.csv"}, r"'fil:/a/file.csv', expected .* mean file:PATH\?"),
     "kind without a path": ({"data": "folder:"}, r"got 'folder:', expected one of: .*did you mean folder:PATH\?"),
     "column of digits": ({"data": "digits", "owner_column": "z"}, "'z', which is for file:PATH, but data are 'digits'"),

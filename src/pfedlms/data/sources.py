@@ -110,6 +110,8 @@ def meant_by(name: str) -> str:
     path = Path(os.path.expanduser(name))
     if ":" in name:
         return ""
+    if path.suffix == ".toml":
+        return f"did you mean config={name!r}?"
     if path.name.lower().endswith(tuple(READERS)) or path.is_file():
         return f"did you mean file:{name}?"
     return f"did you mean folder:{name}?" if path.is_dir() or "/" in name or os.sep in name else ""

@@ -164,7 +164,8 @@ def read_toml(path: str | Path | None) -> Tables:
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError([f"{path}: cannot be read ({error.strerror})"]) from error
+        folder = "; a run's folder is for resume and show" if Path(path).is_dir() else ""
+        raise ConfigError([f"{path}: cannot be read ({error.strerror}){folder}"]) from error
     except (ValueError, RecursionError) as error:  # bad syntax, bad UTF-8, thousands of digits, deep nesting
         raise ConfigError([f"{path}: not a TOML file: {error}"]) from error
 
@@ -240,6 +241,7 @@ def from_keywords(methods: Sequence[str], settings: Mapping[str, Any]) -> Tables
             tables.setdefault(section, {})[name] = _device_name(value) if name == "device" else value
         else:
             near = nearest(key, [name for name in known if "." not in name])
+            near = "several runs are a study: pfedlms.study or pfedlms.compare" if key == "seeds" else near
             unknown.append(f"{key}: {of_others(key, alone) or f'unknown setting; {near}'}")
     if unknown:
         raise ConfigError(unknown)
@@ -356,6 +358,8 @@ def _problems(tables: Mapping[str, Any], declared: Mapping[str, type[Any]], meth
 
 def _meant_method(given: str) -> str:
     """What to do about a method that does not exist: one with settings, as comparisons name it, or an unknown name."""
+    if "," in given and all(find_method(each) for each in given.split(",")):
+        return f", expected one; several are compared: pfedlms compare --methods {given}; in Python pfedlms.compare"
     name, *texts = given.split(":")
     if find_method(name) is None or not texts:
         own = "a method of your own takes --import MODULE; in Python, import its module first"
