@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
@@ -41,10 +42,20 @@ BESIDE = {"backend.py", "rng.py"}
 BEHIND = {"cpu.py", "gpu.py", "hadamard.py", "codec.py", "kernels.py", "checksum.py", "pieces.py"}
 BEHIND_MODELS = {f"models/{name}.py" for name in ("chain", "stacked", "one_by_one", "runner")}
 
-DIM = 1210
-"""Parameters of the models that both rounds train: 64 inputs, 16 hidden units, 10 classes."""
+MODEL = CohortModel(build("dnn", (64,), 10, 16, 0), torch.device("cpu"))
+"""What both rounds train: 64 inputs, 16 hidden units, 10 classes."""
 Call = tuple[str, str, str, str]
 """File and function that call, file and function that are called."""
+
+
+@contextmanager
+def watched_by(watch: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
+    """Every call and return of a function is shown to `watch`."""
+    sys.setprofile(watch)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
 
 
 def calls_of(play: Callable[[], Any]) -> list[Call]:
@@ -61,11 +72,8 @@ def calls_of(play: Callable[[], Any]) -> list[Call]:
             names = (above.f_code.co_filename[len(ROOT) :], above.f_code.co_qualname)
             found[(*names, here.co_filename[len(ROOT) :], here.co_qualname)] = None
 
-    sys.setprofile(watch)
-    try:
+    with watched_by(watch):
         play()
-    finally:
-        sys.setprofile(None)
     return [call for call in found if not {call[0], call[2]} & BESIDE and "Stopwatch" not in call[3]]
 
 
@@ -75,7 +83,7 @@ def way_of_models(play: Callable[[], Any]) -> set[str]:
 
     def has_models(value: Any, depth: int = 3) -> bool:
         if isinstance(value, torch.Tensor):
-            return value.shape[-1:] == (DIM,)
+            return value.shape[-1:] == (MODEL.layout.dim,)
         inside = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
         return isinstance(value, Cohort) or (depth > 0 and any(has_models(own, depth - 1) for own in list(inside)[:20]))
 
@@ -86,11 +94,8 @@ def way_of_models(play: Callable[[], Any]) -> set[str]:
             if any(has_models(value) for value in (given if event == "call" else [argument])):
                 files.add(file[len(ROOT) :])
 
-    sys.setprofile(watch)
-    try:
+    with watched_by(watch):
         play()
-    finally:
-        sys.setprofile(None)
     return {file for file in files if file not in BESIDE and not behind(file)}
 
 
@@ -98,10 +103,8 @@ def simulation() -> Callable[[], Any]:
     """A round in one process, after a first one."""
     draw = np.random.default_rng(0)
     sets = [[(draw.standard_normal((n, 64), dtype=np.float32), np.arange(n) % 10) for n in (40, 20)] for _ in range(4)]
-    model = CohortModel(build("dnn", (64,), 10, 16, 0), torch.device("cpu"))
     method, train = METHODS["pfedlms"], TrainSettings(local_steps=3, batch_size=8)
-    federation = Federation(method, method.Settings(), model, from_pairs([(a, b) for a, b in sets]), train, 0)
-    assert federation.model.layout.dim == DIM
+    federation = Federation(method, method.Settings(), MODEL, from_pairs([(a, b) for a, b in sets]), train, 0)
     federation.start()
     federation.play_round()
     return federation.play_round
@@ -111,7 +114,6 @@ def on_nodes(folder: Path) -> Callable[[], Any]:
     """A round on nodes without the network between them, after a first one."""
     tables = {"data": {"clients": 4}, "method": {"name": "pfedlms"}, "run": {"threads": 1}}
     config = load_config(None, tables | {"model": {"hidden": 16}, "train": {"rounds": 9, "local_steps": 3}})
-    assert CohortModel(build("dnn", (64,), 10, 16, 0), torch.device("cpu")).layout.dim == DIM
     nodes = [Node(config, client, folder) for client in range(4)]
 
     class InThisProcess:
@@ -172,16 +174,15 @@ def way_of_accuracy(folder: Path, to: str) -> tuple[set[str], set[str]]:
 
     measured = Evaluation.accuracy
     Evaluation.accuracy = property(lambda self: ACCURACY)  # type: ignore[method-assign,assignment]
-    sys.setprofile(watch)
     try:
         settings: dict[str, Any] = {"clients": 3, "rounds": 1, "local_steps": 1, "hidden": 8, "threads": 1}
-        study = pfedlms.compare(methods="fedavg", seeds=2, out=folder, progress=False, **settings)
-        if to == "table":
-            assert SHOWN[0] in str(study)
-        else:
-            study.report(folder / "page.html")
+        with watched_by(watch):
+            study = pfedlms.compare(methods="fedavg", seeds=2, out=folder, progress=False, **settings)
+            if to == "table":
+                assert SHOWN[0] in str(study)
+            else:
+                study.report(folder / "page.html")
     finally:
-        sys.setprofile(None)
         Evaluation.accuracy = measured  # type: ignore[method-assign]
     return files, forms
 

@@ -126,10 +126,11 @@ class Measured:
     def in_time(self) -> bool:
         return time.perf_counter() - self._began < self._options.limit
 
-    def seconds(self, cell: str, warm_up: bool) -> None:
-        for name, version in self._versions.items():
+    def seconds(self, cell: str, turn: int) -> None:
+        """The versions change places from turn to turn: whichever runs first is slower."""
+        for name, version in list(self._versions.items())[:: -1 if turn % 2 else 1]:
             if self.in_time:
-                if warm_up:
+                if turn == 0:
                     version.run(cell, 12)
                 row = self.rows[name].setdefault(cell, {"seconds": []})
                 row["seconds"].append(version.run(cell, self._options.rounds)["seconds"])
@@ -185,7 +186,7 @@ def main() -> None:
     measured, cells = Measured(options, versions), options.cells.split(",")
     for turn in range(options.repeats):
         for cell in cells:
-            measured.seconds(cell, warm_up=turn == 0)
+            measured.seconds(cell, turn)
             if turn == 0:
                 measured.stages(cell)
             if turn == 0 and options.profile:

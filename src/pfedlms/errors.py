@@ -158,7 +158,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     is near."""
     known = list(known)
     likeness = {each: difflib.SequenceMatcher(None, each, name).ratio() for each in known}
-    near = difflib.get_close_matches(name, known, n=3, cutoff=max(0.65, max(likeness.values(), default=0) - 0.1))
+    least = max(0.65, max(likeness.values(), default=0) - 0.1)
+    near = sorted((each for each in known if likeness[each] >= least), key=lambda each: -likeness[each])[:3]
     if near:
         return f"did you mean {' or '.join(near)}?"
     return f"expected one of: {', '.join(known)}"

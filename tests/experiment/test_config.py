@@ -125,7 +125,7 @@ def test_every_error_at_once_with_key_got_expected_and_nearest_name() -> None:
         ("data.alpha: got 0, expected a number above 0", ""),
         ("data.clinets: unknown key; did you mean clients?", ""),
         ("data.dataset: got 'digts', expected one of: digits, ", "; did you mean digits?"),
-        ("model.name: got 'vgg9', expected one of: dnn, vgg8, ", "; did you mean vgg8 or vgg16 or vgg11?"),
+        ("model.name: got 'vgg9', expected one of: dnn, vgg8, ", "; did you mean vgg8 or vgg11 or vgg16?"),
         ("train.rounds: got 2.5, expected a whole number of at least 1", ""),
         ("method.thresholds: got 0, expected a whole number of at least 1 and at most 255", ""),
         ("method.stength: unknown key; did you mean strength?", ""),

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 from studies import a_summary, compared, section_of, swept
 
+import pfedlms
 from pfedlms.report import results
 from pfedlms.report.results import COLUMNS, comparison, described, partition_text
 from pfedlms.report.runs import Section, Spread, StoredRun
@@ -187,3 +188,14 @@ def test_brackets_and_long_notes_are_shown_as_they_are() -> None:
         "P-acc of each participant's own model on its own test split",
         "after local steps, in percent of all [samples]",
     ]
+
+
+def test_every_column_finds_its_value_in_the_summary_of_some_run() -> None:
+    """A column whose place is misspelt would vanish without a word."""
+    short = {"rounds": 2, "clients": 4, "hidden": 8, "validation": 0.2, "progress": False}
+    images = pfedlms.run("digits", method="fedavg", newcomers=0.25, **short)
+    words = pfedlms.data.texts({"a": "abab" * 30, "b": "baab" * 30}, window=8)
+    text = pfedlms.run(words, "gru", method="fedavg", rounds=2, progress=False)
+    for column in COLUMNS:
+        if column.place:
+            assert any(column.value(run.summary) is not None for run in (images, text)), column.key

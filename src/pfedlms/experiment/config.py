@@ -202,8 +202,8 @@ def parse_overrides(assignments: Sequence[str]) -> Tables:
         if equals and dot and section and key:
             tables.setdefault(section, {})[key] = value.strip()
         else:
-            plain = next((f"{section}.{key}" for section, key in keys(METHODS) if key == place.strip()), "")
-            near = f"did you mean {plain}={value}?" if equals and plain else "for example train.rounds=50"
+            found = ".".join(places(METHODS).get(place.strip(), ())) or meant(place.strip())
+            near = f"did you mean {found}={value}?" if equals and found else "for example train.rounds=50"
             wrong.append(f"--set: got {text!r}, expected section.key=value; {near}")
     if wrong:
         raise ConfigError(wrong)
@@ -341,9 +341,9 @@ def _problems(tables: Mapping[str, Any], declared: Mapping[str, type[Any]], meth
             found.append(f"[{section}]: settings of {section}, but the method is {method}; leave them out")
         elif section not in names:
             near = did_you_mean(section, [*names, *([method] if method in list(METHODS) else [])])
-            of = next((name for name, key in keys([method]) if key == section), "")
-            if of and not isinstance(values, Mapping):
-                found.append(f"{section}: got a key without a section, expected it below [{of}]")
+            place = places([method]).get(section)
+            if place and not isinstance(values, Mapping):
+                found.append(f"{section}: got a key without a section, expected it below [{place[0]}]")
             else:
                 found.append(f"[{section}]: unknown section; {near}")
         elif not isinstance(values, Mapping):

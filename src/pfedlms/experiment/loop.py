@@ -159,7 +159,8 @@ class Running(RunInfo):
     def summary(self, status: str) -> dict[str, Any]:
         """The summary as it would be if the run ended here; nothing is stored."""
         stages = {name: round(spent, 6) for name, spent in self.played.watch.seconds.items()}
-        own = fingerprint(self.config, self.played.data)
+        # Only a folder is opened again, perhaps with other data.
+        own = fingerprint(self.config, self.played.data) if self._stored is not None else None
         more = {**({"data_fingerprint": own} if own else {}), **({"stages": stages} if stages else {})}
         more |= self.more("summary")
         now = {"round": self.round, **self.totals()}

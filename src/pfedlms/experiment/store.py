@@ -59,11 +59,7 @@ class RunDirectory(ExitStack):
             if manifest_of(self.path) is not None:
                 raise RunDirectoryError(f"{self.path}: holds a study already; name another out=DIR")
             if self.config.exists():
-                resume = resume_command(self.path)
-                with suppress(OSError, ValueError, AttributeError):  # it may be of another version, or damaged
-                    resume = how_to_resume(self.path, tomllib.loads(self.config.read_text(encoding="utf-8")))
-                resume = SERVER_AGAIN if self.on_nodes else f"resume it by `{resume}`"
-                raise RunDirectoryError(f"{self.path}: holds a run already; {resume}, or name another out=DIR")
+                raise RunDirectoryError(f"{self.path}: holds a run already; {self._remedy()}, or name another out=DIR")
             if self.path.exists() and not self.path.is_dir():
                 raise RunDirectoryError(f"{self.path}: is a file, expected a folder; name another out=DIR")
             self.path.mkdir(parents=True, exist_ok=True)
@@ -74,6 +70,14 @@ class RunDirectory(ExitStack):
             if getattr(error, "errno", None) in FULL:
                 raise StorageError(self.path, str(reason)) from error
             raise RunDirectoryError(f"{self.path}: cannot be written ({reason}); name another out=DIR") from error
+
+    def _remedy(self) -> str:
+        """How the run that is there is resumed."""
+        if self.on_nodes:
+            return SERVER_AGAIN
+        with suppress(OSError, ValueError, AttributeError):  # the file may be of another version, or damaged
+            return f"resume it by `{how_to_resume(self.path, tomllib.loads(self.config.read_text(encoding='utf-8')))}`"
+        return f"resume it by `{resume_command(self.path)}`"
 
     def write_config(self, config: str) -> None:
         with self._storing():

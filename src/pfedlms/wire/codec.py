@@ -194,7 +194,7 @@ class Mask(Bits):
         out[:] = np.packbits(self._is_set(self.given(values, len(out))), axis=1, bitorder="little")
 
     def _is_set(self, values: Array) -> Array:
-        """Which bits are."""
+        """Which bits are set."""
         return values
 
     def _unpacked(self, packed: Array, room: Array | None) -> Array:
