@@ -60,6 +60,8 @@ class Contest:
         if key == "train.learning_rate":
             return {key: tidy(value * self.shipped_rate)}
         own = round(value) if key in regimes.WHOLE else value
+        if self.method == "pfedlms":
+            own = tidy(own * regimes.pull_scale(self.dataset, self.regime))
         return {key: own, "train.learning_rate": tidy(rate * self.shipped_rate)}
 
     def cell(self, value: float, rate: float, rounds: int | None) -> Cell:
@@ -186,6 +188,8 @@ def methods(regime: str) -> tuple[str, ...]:
     everybody = ("fedavg", "stc", "sketchvote", "sketchmean")
     if regime in ("gru", "transformer"):
         return (*everybody, "fedadam", "scaffold", "ditto")
+    if regime == "1-over-1000":
+        return tuple(regimes.SIZES)
     return everybody if regime == "20-of-20" else (*everybody, "fetchsgd", "local")
 
 

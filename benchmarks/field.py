@@ -24,13 +24,6 @@ SETUPS: dict[str, tuple[str, Settings]] = {
 """How rivals' clients are set up: the regime whose trials count, and settings. A fifth of the clients are newcomers, so
 that 100 and 20 are left."""
 SPEAKERS = ("fedavg", "fedadam", "scaffold", "ditto", "stc", "sketchvote", "sketchmean")
-SHARES = (100, 250, 1000)
-"""Budgets: one over so much of FedAvg's bytes."""
-ANSWERS = {100: 0.03, 250: 0.012, 1000: 0.003}
-"""`answer` of sketchmean and fetchsgd at each budget."""
-SIZES = {"stc": "sparsity", "sparseloco": "density", "sketchvote": "ratio", "sketchmean": "ratio",
-         "fetchsgd": "columns", "pfedlms": "ratio"}  # fmt: skip
-"""The setting that decides how large messages are."""
 Contests = Sequence[Mapping[str, Any]]
 Named = tuple[str, str, Settings]
 """Setup, label and settings of a cell."""
@@ -67,42 +60,28 @@ def speakers(contests: Contests) -> Iterator[Named]:
                 yield regime, method, {**shared, **regimes.plain("shakespeare", regime, method), **best[method]}
 
 
-def at_budget(dataset: str, method: str, share: int) -> Settings:
-    """A method with messages of 1/share of FedAvg's bytes, up and down together."""
-    wanted = taken(regimes.on(dataset), "fedavg") // share
-    if method == "decomfl":
-        return {"method.perturbations": regimes.directions(regimes.on(dataset), share)}
-    fixed: dict[str, float] = {}
-    if method in ("sketchmean", "fetchsgd"):
-        fixed["answer"] = ANSWERS[share] / (4 if method == "fetchsgd" else 1)
-    if method == "fetchsgd":
-        fixed["rows"] = 3
-    if method in ("sketchmean", "sketchvote") and regimes.on(dataset) == "cifar10":
-        fixed["allocation"] = 0.7
-    key = SIZES[method]
-    own = {**fixed, key: regimes.equal(regimes.on(dataset), method, key, wanted, **fixed)}
-    return {f"method.{name}": value for name, value in own.items()}
-
-
 def budgets(dataset: str, contests: Contests) -> Iterator[Named]:
-    """Rivals at equal bytes, everybody in every round; gains and rates are those chosen at about 1/240."""
-    best = chosen(contests, dataset, "20-of-20")
-    for share in SHARES:
-        for method in (*SIZES, *(("decomfl",) if share == SHARES[-1] else ())):
-            if method in best:
-                own = {"method.name": method, **best[method], **at_budget(dataset, method, share)}
-                if method == "pfedlms":  # a pull is as strong as N / m, see papers.pfedlms.experiments.at_the_bytes_of
-                    own["method.strength"] *= min(1.0, own["method.ratio"] / 0.1)
-                yield f"1-over-{share}", method, {**regimes.shared(dataset, "20-of-20"), **own}
+    """Rivals at equal bytes, all clients in every round. Gains and rates are those of trials at the budget itself, or,
+    where there were none, of trials at about 1/240."""
+    for share in regimes.SHARES:
+        budget = f"1-over-{share}"
+        elsewhere, here = chosen(contests, dataset, "20-of-20"), chosen(contests, dataset, budget)
+        for method in (*regimes.SIZES, *(("decomfl",) if share == regimes.SHARES[-1] else ())):
+            if method not in elsewhere and method not in here:
+                continue
+            own = {**regimes.at_budget(dataset, method, share), **here.get(method, elsewhere.get(method, {}))}
+            if method == "pfedlms" and method not in here:
+                own["method.strength"] *= regimes.pull_scale(dataset, budget)
+            yield budget, method, {**regimes.shared(dataset, "20-of-20"), "method.name": method, **own}
 
 
 def main() -> None:
     """Check that what is called equal is: bytes of a client in a round, up and down."""
     for dataset in sys.argv[1:]:
-        for share in SHARES:
+        for share in regimes.SHARES:
             wanted = taken(regimes.on(dataset), "fedavg") / share
-            for method in (*SIZES, "decomfl"):
-                own = {key.partition(".")[2]: value for key, value in at_budget(dataset, method, share).items()}
+            for method in (*regimes.SIZES, "decomfl"):
+                own = {key.partition(".")[2]: value for key, value in regimes.at_budget(dataset, method, share).items()}
                 size = taken(regimes.on(dataset), method, **own)
                 print(f"{dataset:8s} 1/{share:<5d} {method:10s} {size:7d} bytes  {size / wanted - 1:+.2%}  {own}")
 

@@ -20,12 +20,14 @@ REGIMES: dict[str, dict[str, Any]] = {
     "10-of-100": {"data.clients": 100, "train.participation": 0.1},
     "10-of-1000": {"data.clients": 1000, "train.participation": 0.01},
     "20-of-20": {"data.clients": 20, "train.participation": 1.0},
+    "1-over-1000": {"data.clients": 20, "train.participation": 1.0},
     "gru": {"model.name": "gru", "data.newcomers": 0.2, "train.participation": 0.0373, "run.everyone": False},
     "transformer": {
         "model.name": "transformer", "data.newcomers": 0.2, "train.participation": 0.0373, "run.everyone": False
     },
 }  # fmt: skip
-"""The last two: 20 of the 537 of Shakespeare's speakers who are not held out, with one model or the other."""
+"""`1-over-1000` is `20-of-20` with messages of 1/1,000 of FedAvg's bytes. The last two: 20 of the 537 of Shakespeare's
+speakers who are not held out, with one model or the other."""
 SPARSE = ("10-of-100", "10-of-1000")
 BUDGETS = {
     "mnist": ((0.1, 0.005), (0.1, 0.002), (0.2, 0.015)),
@@ -42,6 +44,13 @@ SELDOM = (0.1, 0.0005)
 FULL = {"mnist": (0.1, 0.015), "fmnist": (0.1, 0.015), "cifar10": (0.1, 0.01), "cifar100": (0.1, 0.01),
         "digits": (0.1, 0.015)}  # fmt: skip
 """ratio and answer of sketchmean with everybody."""
+SHARES = (100, 250, 1000)
+"""Budgets: one over so much of FedAvg's bytes."""
+ANSWERS = {100: 0.03, 250: 0.012, 1000: 0.003}
+"""`answer` of sketchmean and fetchsgd at each budget."""
+SIZES = {"stc": "sparsity", "sparseloco": "density", "sketchvote": "ratio", "sketchmean": "ratio",
+         "fetchsgd": "columns", "pfedlms": "ratio"}  # fmt: skip
+"""The setting that decides how large messages are."""
 OWN: dict[str, tuple[str, tuple[float, float, float]]] = {
     "fedavg": ("method.server_step", (1.0, 1.5, 2.25)),
     "fedadam": ("method.server_step", (0.003, 0.01, 0.03)),
@@ -93,6 +102,8 @@ def sketchmean(dataset: str, ratio: float, answer: float) -> Settings:
 def plain(dataset: str, regime: str, method: str) -> Settings:
     """A method as it takes part in a regime, at the bytes of the others that compress; its own setting and learning
     rate as they are shipped."""
+    if regime == "1-over-1000":
+        return {"method.name": method, **at_budget(dataset, method, 1000)}
     ratio, answer = FULL[dataset] if regime == "20-of-20" else BUDGETS[dataset][0]
     if method == "sketchmean":
         return sketchmean(dataset, ratio, answer)
@@ -112,6 +123,30 @@ def plain(dataset: str, regime: str, method: str) -> Settings:
         own = {**own, key: equal(here, method, key, wanted, **own)}
         return {"method.name": method, **{f"method.{name}": value for name, value in own.items()}}
     return {"method.name": method}
+
+
+def at_budget(dataset: str, method: str, share: int) -> Settings:
+    """A method with messages of 1/share of FedAvg's bytes, up and down together."""
+    wanted = taken(on(dataset), "fedavg") // share
+    if method == "decomfl":
+        return {"method.perturbations": directions(on(dataset), share)}
+    fixed: dict[str, float] = {}
+    if method in ("sketchmean", "fetchsgd"):
+        fixed["answer"] = ANSWERS[share] / (4 if method == "fetchsgd" else 1)
+    if method == "fetchsgd":
+        fixed["rows"] = 3
+    if method in ("sketchmean", "sketchvote") and on(dataset) == "cifar10":
+        fixed["allocation"] = 0.7
+    key = SIZES[method]
+    own = {**fixed, key: equal(on(dataset), method, key, wanted, **fixed)}
+    return {f"method.{name}": value for name, value in own.items()}
+
+
+def pull_scale(dataset: str, regime: str) -> float:
+    """What the strength of `pfedlms` is multiplied by where its ratio is below 0.1: a pull is as strong as N / m, see
+    papers.pfedlms.experiments.at_the_bytes_of."""
+    _, _, share = regime.partition("1-over-")
+    return min(1.0, at_budget(dataset, "pfedlms", int(share))["method.ratio"] / 0.1) if share else 1.0
 
 
 def directions(dataset: str, share: int) -> int:
