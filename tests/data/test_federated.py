@@ -125,7 +125,7 @@ def test_arrays_in_a_folder_are_mapped(tmp_path: Path) -> None:
     assert np.array_equal(pool.x, x)
     assert pool.y.tolist() == y.tolist()
     assert pool.owner is not None
-    assert (pool.owner.tolist(), pool.owners) == ([0] * 4 + [1] * 4, ("0", "7"))
+    assert (pool.owner.tolist(), pool.client_names) == ([0] * 4 + [1] * 4, ("0", "7"))
     assert partitioned(pool, Partitioning(2, 1.0, 0, 2)).client_names == ("0", "7")  # though one is its number
     (tmp_path / "y.npy").write_bytes(b"nothing")
     with pytest.raises(DataError, match=r"x\.npy: arrays of its folder cannot be read .*numpy\.save"):

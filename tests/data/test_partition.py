@@ -116,7 +116,7 @@ def test_splits_of_all_clients_at_once_are_those_of_each(share: float) -> None:
     labels, owner = draw.integers(0, 6, 900), draw.integers(0, 40, 900)
     sets = Sets(owner, 40)
     splits = Splits(sets, labels, 3, share)
-    splits.find([7, 31, 2])  # some together, the others when they are asked for
+    splits.prefetch([7, 31, 2])  # some together, the others when they are asked for
     for client in range(40):
         held = np.flatnonzero(owner == client)
         assert sets[client].tolist() == held.tolist()

@@ -53,13 +53,13 @@ class HostBatches:
     """Batches drawn with NumPy; a shuffle that two rounds share is drawn once."""
 
     def __init__(self, seed: int, data: FederatedData) -> None:
-        self._train, self._find = data.train, data.find
+        self._train, self._prefetch = data.train, data.prefetch
         self._positions = partial(batch_positions, seed, shuffle=lru_cache(maxsize=2 * data.clients)(shuffle))
 
     def indices(self, clients: tuple[int, ...], first_step: First, steps: int, batch_size: int) -> Tensor:
         """Samples of steps first_step, first_step + 1, …: int64 `[steps, clients, batch]`, on the data's device."""
         starts = np.broadcast_to(first_step, len(clients)).tolist()
-        self._find(clients)
+        self._prefetch(clients)
         own = [
             self._train[k][self._positions(k, len(self._train[k]), first, steps, batch_size)]
             for k, first in zip(clients, starts, strict=True)
@@ -81,7 +81,7 @@ class DeviceBatches:
         ids, first, count = np.array(clients), first_step * batch_size, steps * batch_size
         sizes = self._sizes[ids]
         if clients != self._clients:
-            self._data.find(clients)
+            self._data.prefetch(clients)
             self._held = self._sent(np.concatenate([self._data.train[client] for client in clients]))
             self._clients = clients
         epoch = first // sizes

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pfedlms.data.partition import Indices, Part, Partitioning, Sets, Splits, assign, scheme_of, sizes_of, split
+from pfedlms.data.partition import Indices, Part, Partitioning, Sets, Splits, assign, resolve_scheme, sizes_of, split
 from pfedlms.data.pool import Constants, Pool
 from pfedlms.errors import DataError
 from pfedlms.rng import permutation, stream
@@ -67,18 +67,18 @@ class FederatedData:
         """N_k: training samples of every client."""
         return tuple(sizes_of(self.train).tolist())
 
-    def find(self, clients: Sequence[int]) -> None:
+    def prefetch(self, clients: Sequence[int]) -> None:
         """Find the samples of these clients together, which takes far less time than one client after another."""
         for part in (self.train, self.test, self.validation):
             if isinstance(part, Part):
-                part.find(clients)
+                part.prefetch(clients)
 
     @property
     def positions(self) -> int:
         """Predictions for one sample: a window of tokens has one per token."""
         return prod(self.y.shape[1:]) if self.classes else 1
 
-    def held_out(self) -> FederatedData:
+    def newcomer_data(self) -> FederatedData:
         """The data of the newcomers alone, numbered from 0."""
         train, test = zip(*self.newcomers, strict=True)
         return replace(self, train=train, test=test, validation=(), client_names=(), newcomers=())
@@ -113,17 +113,21 @@ class FederatedData:
 def partitioned(pool: Pool, how: Partitioning) -> FederatedData:
     """Partition samples over clients (as in `assign`, then 75/25 train/test, then the share `how.validation` of train
     set aside). Of clients that were given one by one only the splits are drawn."""
-    if pool.held:
-        data = held_by(pool, pool.held, how.seed, how.validation)
-        return _hold_out(replace(data, client_names=pool.owners), how)
-    scheme = scheme_of(how.scheme, pool.owner, pool.classes)
+    if pool.client_indices:
+        data = from_client_indices(pool, pool.client_indices, how.seed, how.validation)
+        return _hold_out(replace(data, client_names=pool.client_names), how)
+    scheme = resolve_scheme(how.scheme, pool.owner, pool.classes)
     if pool.tokens and scheme != "given":
         raise DataError(f"data.partition: got {how.scheme!r}, but text belongs to its clients; leave it out")
     least = max(2, how.min_samples)
-    sets = assign(pool.strata, replace(how, scheme=scheme, min_samples=least), pool.owner, pool.owners)
+    sets = assign(pool.strata, replace(how, scheme=scheme, min_samples=least), pool.owner, pool.client_names)
     # Names that are the numbers say nothing.
-    known = pool.owners if scheme == "given" and any(name != str(k) for k, name in enumerate(pool.owners)) else ()
-    data = held_by(pool, sets, how.seed, how.validation)
+    known = (
+        pool.client_names
+        if scheme == "given" and any(name != str(k) for k, name in enumerate(pool.client_names))
+        else ()
+    )
+    data = from_client_indices(pool, sets, how.seed, how.validation)
     return _hold_out(replace(data, client_names=known, scheme=scheme), how)
 
 
@@ -146,7 +150,7 @@ def _hold_out(data: FederatedData, how: Partitioning) -> FederatedData:
     return replace(data, **kept, newcomers=tuple((data.train[client], data.test[client]) for client in leaving))
 
 
-def held_by(
+def from_client_indices(
     pool: Pool, held: Sequence[Indices | tuple[Indices, Indices]], seed: int = 0, validation: float = 0.0
 ) -> FederatedData:
     """Data whose clients are given: each client's (train, test) indices, or all its indices, which are split 75/25;

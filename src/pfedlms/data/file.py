@@ -65,7 +65,7 @@ def read_file(
         x, mean, std = normalised(_channels_first(x), mean, std)
     elif mean is not None:
         raise DataError(f"data.mean: got {mean}, but {path} holds no images of bytes, which alone are normalised")
-    return replace(checked([(str(path), x, y)], names), owner=owner, owners=owners, mean=mean, std=std)
+    return replace(checked([(str(path), x, y)], names), owner=owner, client_names=owners, mean=mean, std=std)
 
 
 def texts_in(path: Path, columns: Columns, label: str = "", client: str = "", text: str = "") -> dict[str, str]:

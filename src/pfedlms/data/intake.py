@@ -89,7 +89,7 @@ def texts(
     pool = windows_of(held, Windows(tokens, window, stride, min_tokens), names=vocabulary)
     assert pool.owner is not None  # every window belongs to a client
     places = np.split(np.arange(len(pool.owner)), np.flatnonzero(np.diff(pool.owner)) + 1)
-    return replace(pool, owner=None, held=tuple(places))
+    return replace(pool, owner=None, client_indices=tuple(places))
 
 
 def _splits(data: Any) -> list[tuple[str, Any]] | None:
@@ -126,7 +126,7 @@ def _clients(data: Any, any_targets: bool) -> Pool:
     parts = [_of_client(name, own) for name, own in zip(called, data.values() if named else data, strict=True)]
     pool, places = _pooled([part for own in parts for part in own], any_targets)
     held = tuple((next(places), next(places)) if len(own) == 2 else next(places) for own in parts)
-    return replace(pool, held=held, owners=tuple(map(str, data)) if named else ())
+    return replace(pool, client_indices=held, client_names=tuple(map(str, data)) if named else ())
 
 
 def _of_client(name: str, own: Any) -> list[tuple[str, Any]]:

@@ -59,13 +59,13 @@ class Splits:
         aside = _wanted(totals, share)
         self.rest, self.aside = Part(self, 0, totals - aside), Part(self, 1, aside)
 
-    def find(self, clients: Sequence[int]) -> None:
+    def prefetch(self, clients: Sequence[int]) -> None:
         """Find the samples of these clients together, which takes far less time than one after another."""
         missing = [client for client in clients if client not in self.found]
         if not missing:
             return
         if isinstance(self.whole, Part):
-            self.whole.find(missing)
+            self.whole.prefetch(missing)
         held = [self.whole[client] for client in missing]
         lengths = np.array([len(own) for own in held])
         keys = streams(self._seed, self._name, np.array(missing))
@@ -91,13 +91,13 @@ class Part(Sequence[Indices]):
         if not -len(self) <= client < len(self):
             raise IndexError(f"client: got {client}, expected 0 to {len(self) - 1}")
         client = int(client) % len(self)
-        self.find((client,))
+        self.prefetch((client,))
         return self._splits.found[client][self._side]
 
     def __iter__(self) -> Iterator[Indices]:
         for start in range(0, len(self), _BLOCK):
             block = range(start, min(start + _BLOCK, len(self)))
-            self.find(block)
+            self.prefetch(block)
             yield from (self[client] for client in block)
 
     @property
@@ -111,9 +111,9 @@ class Part(Sequence[Indices]):
         whole = self._splits.whole
         yield from whole.drawn_from() if isinstance(whole, Sets | Part) else whole
 
-    def find(self, clients: Sequence[int]) -> None:
-        """See `Splits.find`."""
-        self._splits.find(clients)
+    def prefetch(self, clients: Sequence[int]) -> None:
+        """See `Splits.prefetch`."""
+        self._splits.prefetch(clients)
 
 
 def sizes_of(held: Sequence[Indices]) -> Indices:
@@ -139,14 +139,14 @@ class Partitioning:
     validation: float = 0.0
     """Share of each client's training samples that is set aside."""
     scheme: str = "auto"
-    """One of `SCHEMES`, or auto; see `scheme_of`."""
+    """One of `SCHEMES`, or auto; see `resolve_scheme`."""
     classes_per_client: int = 2
     """Of the scheme `classes`."""
     newcomers: float = 0.0
     """Share of the clients that is held out of the run."""
 
 
-def scheme_of(asked: str, owner: NDArray[np.int64] | None, classes: int = 1) -> str:
+def resolve_scheme(asked: str, owner: NDArray[np.int64] | None, classes: int = 1) -> str:
     """The scheme that `asked` means: auto is given where the data name clients, else dirichlet, or iid where
     targets are no classes (`classes` 0)."""
     if asked == "auto":
@@ -169,7 +169,7 @@ def assign(
     """Cut the samples `0..len(labels)−1` into disjoint sets, one per client, that together hold every sample, each at
     least `how.min_samples`."""
     clients, seed, least = how.clients, how.seed, how.min_samples
-    scheme = scheme_of(how.scheme, owner)
+    scheme = resolve_scheme(how.scheme, owner)
     if scheme == "given" and owner is not None:
         return given(owner, owners, least)
     if clients * max(1, least) > len(labels):

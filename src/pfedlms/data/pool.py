@@ -36,10 +36,10 @@ class Pool:
     names: tuple[str, ...] = ()
     """Of all classes, where they were given as something else than class numbers."""
     owner: NDArray[np.int64] | None = None
-    """`[n]`: each sample's client as a place in `owners`, where the data say so."""
-    owners: tuple[str, ...] = ()
+    """`[n]`: each sample's client as a place in `client_names`, where the data say so."""
+    client_names: tuple[str, ...] = ()
     """Names of clients."""
-    held: tuple[Indices | tuple[Indices, Indices], ...] = ()
+    client_indices: tuple[Indices | tuple[Indices, Indices], ...] = ()
     """Where clients were given one by one: the indices of each, or its (train, test) indices."""
     mean: Constants = None
     """What images were normalised by, one number per channel, as is `std`; None: samples are as they were given."""

@@ -99,13 +99,13 @@ PATHS = {
 """What a user's own data can be, named as KIND:PATH."""
 
 
-def kind_of(name: str) -> str | None:
+def path_kind(name: str) -> str | None:
     """`folder` or `file` for a user's own data, None for a data set with a name of its own."""
     kind, colon, path = name.partition(":")
     return kind if colon and path and kind in PATHS else None
 
 
-def meant_by(name: str) -> str:
+def suggest_kind(name: str) -> str:
     """What a path without its kind was probably meant as; "" where it looks like none."""
     path = Path(os.path.expanduser(name))
     if ":" in name:
@@ -139,20 +139,20 @@ def load_pool(
     `std`, one number per channel, where they are given, else by the data set's own. The pool has those used."""
     mean, std = constants(mean, std)
     path = Path(directory or "", os.path.expanduser(name.partition(":")[2]))
-    match kind_of(name):
+    match path_kind(name):
         case "folder":
             return read_folder(path, image_size, mean, std)
         case "file":
             return read_file(path, label, client, mean, std, text, windows)
     if name not in DATASETS:
-        near = meant_by(name) or did_you_mean(name, [*DATASETS, *(f"{kind}:PATH" for kind in PATHS)])
+        near = suggest_kind(name) or did_you_mean(name, [*DATASETS, *(f"{kind}:PATH" for kind in PATHS)])
         raise DataError(f"data.dataset: got {name!r}; {near}")
     source = DATASETS[name]
     if not source.formats:
         with resources.files("pfedlms.data").joinpath("digits.npz").open("rb") as file, np.load(file) as arrays:
             raw, labels = arrays["images"][:, np.newaxis], arrays["labels"].astype(np.int64)
     else:
-        format, files = find_files(name, source.formats, folder_of(name, directory))
+        format, files = find_files(name, source.formats, data_folder(name, directory))
         pieces = list(format.read(files))
         if source.is_text:
             rows = (f"{client}\0{own}".encode(errors="replace") for client, own in pieces)
@@ -168,7 +168,7 @@ def load_pool(
     return Pool(x, labels, source.classes, mean=mean, std=std)
 
 
-def folder_of(name: str, directory: str | Path | None) -> Path:
+def data_folder(name: str, directory: str | Path | None) -> Path:
     """Where the files of the data set `name` are: in `directory`, or in PFEDLMS_DATA."""
     if found := directory or os.environ.get("PFEDLMS_DATA"):
         return Path(found)

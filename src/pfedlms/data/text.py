@@ -84,7 +84,7 @@ def windows_of(texts: Mapping[str, str], how: Windows, called: object = "data", 
         len(vocabulary),
         vocabulary,
         owner=np.repeat(np.arange(len(cut)), [len(own) for own in cut.values()]),
-        owners=tuple(cut),
+        client_names=tuple(cut),
         tokens=how.kind,
         overlap=-(-how.length // how.step) - 1,
     )

@@ -95,7 +95,7 @@ class Figure:
         return self.chart._repr_mimebundle_(**options)
 
 
-def altair(what: str = "a figure") -> Any:
+def import_altair(what: str = "a figure") -> Any:
     """The library, or an error that names the extra."""
     try:
         import altair
@@ -107,7 +107,7 @@ def altair(what: str = "a figure") -> Any:
 
 def check_file(file: str | Path, option: str = "--plot") -> Path:
     """The file of a figure, if it can be drawn and written: before hours of training rather than after."""
-    altair(option)
+    import_altair(option)
     path = Path(file)
     if path.suffix not in _FILES or not os.access(path.resolve().parent, os.W_OK):
         kinds = f"{', '.join(_FILES[:-1])} or {_FILES[-1]}"
@@ -132,7 +132,7 @@ def save(chart: Any, file: str | Path) -> None:
     write_atomically(path.resolve(), lambda file: file.write(drawn))
 
 
-def styled(chart: Any) -> Any:
+def apply_style(chart: Any) -> Any:
     """The style of every figure."""
     soft, ink, line = LIGHT["soft"], LIGHT["ink"], LIGHT["line"]
     axis = {
@@ -158,22 +158,22 @@ def styled(chart: Any) -> Any:
 # --- pieces ---
 
 
-def data(records: Iterable[Mapping[str, Any]]) -> Any:
+def chart_of(records: Iterable[Mapping[str, Any]]) -> Any:
     """A chart of these records, without marks yet."""
-    alt = altair()
+    alt = import_altair()
     return alt.Chart(alt.Data(values=list(records)))
 
 
-def coloured(style: Mapping[str, Look], legend: Any) -> Any:
+def row_colours(style: Mapping[str, Look], legend: Any) -> Any:
     """Rows in their colours."""
-    alt = altair()
+    alt = import_altair()
     scale = alt.Scale(domain=list(style), range=[look.colour for look in style.values()])
     return alt.Color("row:N", sort=None, scale=scale, legend=legend)
 
 
 def tooltips(*fields: str, **titles: str) -> list[Any]:
     """What is shown under the pointer: fields with their type, such as `mean:Q`, some with a title of their own."""
-    alt, number = altair(), {"format": ".4~r"}
+    alt, number = import_altair(), {"format": ".4~r"}
     named = {field: field.partition(":")[0] for field in fields}
     return [
         alt.Tooltip(field, title=titles.get(name, name), **(number if field.endswith(":Q") else {}))
@@ -181,18 +181,18 @@ def tooltips(*fields: str, **titles: str) -> list[Any]:
     ]
 
 
-def rows_of(records: Iterable[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+def group_by_row(records: Iterable[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
     for record in records:
         found.setdefault(record["row"], []).append(dict(record))
     return found
 
 
-def shown_range(points: Iterable[Mapping[str, Any]], whole: bool = False) -> tuple[float, float]:
+def value_range(points: Iterable[Mapping[str, Any]], full_range: bool = False) -> tuple[float, float]:
     """What is shown of the values: all but the first tenth of every row, where training has only begun, if that is
-    lower, or the `whole`; with some air at both ends."""
-    by_row = rows_of(points)
-    low = min(point["low"] for own in by_row.values() for point in own[0 if whole else len(own) // 10 :])
+    lower, or all of them with `full_range`; with some air at both ends."""
+    by_row = group_by_row(points)
+    low = min(point["low"] for own in by_row.values() for point in own[0 if full_range else len(own) // 10 :])
     high = max(point["high"] for own in by_row.values() for point in own)
     air = (high - low) * 0.06 or max(abs(high) * 0.05, 0.5)
     return low - air, high + air
@@ -201,35 +201,35 @@ def shown_range(points: Iterable[Mapping[str, Any]], whole: bool = False) -> tup
 # --- charts ---
 
 
-def lines(
-    records: Records, x: str, y: str, *, log: bool = False, log_y: bool = False, marks: bool = False,
-    ticks: Sequence[Any] = (), whole: bool = False, title: str = "", style: Mapping[str, Look] | None = None,
+def line_chart(
+    records: Records, x: str, y: str, *, log_x: bool = False, log_y: bool = False, show_points: bool = False,
+    ticks: Sequence[Any] = (), full_range: bool = False, title: str = "", style: Mapping[str, Look] | None = None,
 ) -> Any:  # fmt: skip
     """Lines with their ranges, from records with `row`, `x`, `mean`, and if known `low` and `high`. A row without `x`
     is a level from side to side.
 
     Args:
         x, y: the words at the axes.
-        marks: whether points are shown, and not only lines.
+        show_points: whether points are shown, and not only lines.
         ticks: values of x that are marked.
-        whole: whether low values of the first rounds are shown, too.
+        full_range: whether low values of the first rounds are shown, too.
     """
-    alt = altair()
+    alt = import_altair()
     points = [{"low": record["mean"], "high": record["mean"], **record} for record in records]
-    by_row = rows_of(points)
+    by_row = group_by_row(points)
     style = {row: (style or looks(by_row))[row] for row in by_row}
     levels = {row for row, own in by_row.items() if own[0].get("x") is None}
     kind = "O" if any(isinstance(point.get("x"), str) for point in points) else "Q"
     axis = alt.Axis(title=x, labelAngle=0, **({"values": list(ticks)} if ticks else {}))
-    place = alt.Scale(type="log", nice=False) if log else alt.Scale(zero=False, nice=False)
-    place.padding = 14 if marks else 0
+    place = alt.Scale(type="log", nice=False) if log_x else alt.Scale(zero=False, nice=False)
+    place.padding = 14 if show_points else 0
     scale = {} if kind == "O" else {"scale": place}
     across = alt.X(f"x:{kind}", sort=list(ticks) or None, axis=axis, **scale)
-    span = alt.Scale(type="log") if log_y else alt.Scale(domain=list(shown_range(points, whole)), nice=False)
+    span = alt.Scale(type="log") if log_y else alt.Scale(domain=list(value_range(points, full_range)), nice=False)
     side = alt.Axis(title=y, **({"format": "~g", "tickCount": 5} if log_y else {}))
     up, low, high = alt.Y("mean:Q", axis=side, scale=span), alt.Y("low:Q", axis=side, scale=span), alt.Y2("high:Q")
     legend = alt.Legend(symbolType="stroke") if len(by_row) > 1 else None
-    colour = coloured(style, legend)
+    colour = row_colours(style, legend)
     dashes = alt.Scale(domain=list(style), range=[_LEVEL if row in levels else style[row].dash for row in style])
     dash = alt.StrokeDash("row:N", sort=None, legend=legend, scale=dashes)
     # A unique name, so that a click on one legend changes one chart only.
@@ -240,18 +240,18 @@ def lines(
 
     values = tooltips("mean:Q", "low:Q", "high:Q", mean=y, low="lowest", high="highest")
     tips = [*tooltips("row:N", f"x:{kind}", x=x), *values]
-    drawn = data(point for row, own in by_row.items() if row not in levels for point in _with_tips(own))
+    drawn = chart_of(point for row, own in by_row.items() if row not in levels for point in _with_tips(own))
     layers = [
         drawn.mark_area(clip=True).encode(across, low, high, color=colour, opacity=visible(0.14)),
         drawn.mark_line(clip=True, strokeWidth=2, strokeJoin="round")
         .encode(across, up, color=colour, strokeDash=dash, opacity=visible(1))
         .add_params(chosen),
         drawn.transform_filter("datum.tip")
-        .mark_point(clip=True, filled=True, size=45 if marks else 90)
-        .encode(across, up, color=colour, opacity=visible(1) if marks else alt.value(0), tooltip=tips),
+        .mark_point(clip=True, filled=True, size=45 if show_points else 90)
+        .encode(across, up, color=colour, opacity=visible(1) if show_points else alt.value(0), tooltip=tips),
     ]
     if levels:
-        level = data(by_row[row][0] for row in levels)
+        level = chart_of(by_row[row][0] for row in levels)
         layers += [
             level.mark_rect(clip=True).encode(low, high, color=colour, opacity=visible(0.1)),
             level.mark_rule(strokeWidth=2).encode(
@@ -267,10 +267,10 @@ def _with_tips(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{**point, "tip": place % step == 0 or place == last} for place, point in enumerate(points)]
 
 
-def beside(charts: Sequence[Any], columns: int = 3, title: str = "", shared: bool = True) -> Any:
+def combine_charts(charts: Sequence[Any], columns: int = 3, title: str = "", shared_legend: bool = True) -> Any:
     """Several charts as one; rows of the same name share a colour and a place in the legend below, unless it is not
-    `shared`."""
-    made = altair().concat(*charts, columns=columns, title=title)
-    made = made if shared else made.resolve_scale(color="independent", strokeDash="independent")
-    legend = {"orient": "bottom", "columns": 4 if shared else 2, "labelLimit": 300}
-    return styled(made).configure_legend(title=None, symbolOpacity=1, **legend)
+    `shared_legend`."""
+    made = import_altair().concat(*charts, columns=columns, title=title)
+    made = made if shared_legend else made.resolve_scale(color="independent", strokeDash="independent")
+    legend = {"orient": "bottom", "columns": 4 if shared_legend else 2, "labelLimit": 300}
+    return apply_style(made).configure_legend(title=None, symbolOpacity=1, **legend)

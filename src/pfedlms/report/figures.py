@@ -10,7 +10,7 @@ from typing import Any
 
 from pfedlms.report import charts
 from pfedlms.report.charts import BLUE, GREY, LIGHT, ORANGE, WIDTH, Figure, Look, tooltips
-from pfedlms.report.runs import MEASURES, RunLike, Section, best, cells, curves, percent, score_text
+from pfedlms.report.runs import MEASURES, RunLike, Section, best_combination, combinations, curves, percent, score_text
 from pfedlms.report.tables import Table
 
 _MOST_ROWS = 12
@@ -36,7 +36,7 @@ def accuracy_curves(
 ) -> Figure | None:  # fmt: skip
     """A measure against `rounds`, or against the `bytes` that a client has exchanged: one line per row with its range
     over seeds. None where no run has the measure."""
-    by_row = charts.rows_of(curves(runs, measure))
+    by_row = charts.group_by_row(curves(runs, measure))
     drawn = sorted(by_row, key=lambda row: -by_row[row][-1]["mean"])[:_MOST_ROWS]
     if not drawn:
         return None
@@ -61,13 +61,13 @@ def accuracy_curves(
     heading = heading if percent(runs[0]) else heading.replace("Accuracy", runs[0].summary["metric"])
     caption = _BY_BYTES * by_bytes
     caption += "Mean over seeds; the band is the range over seeds." if _several(points) else "One seed."
-    if min(point["low"] for point in points) < charts.shown_range(points)[0]:
+    if min(point["low"] for point in points) < charts.value_range(points)[0]:
         caption += " What the first rounds reach below the axis is cut off."
     caption += f" The best {len(drawn)} of {len(by_row)} rows are drawn." * (len(drawn) < len(by_row))
     words = "MiB per client, sent and received, framing included" if by_bytes else "round"
-    chart = charts.lines(points, words, measure_name(runs[0], measure), log=by_bytes, style=styles, title=title)
+    chart = charts.line_chart(points, words, measure_name(runs[0], measure), log_x=by_bytes, style=styles, title=title)
     records = [each for row in drawn for each in by_row[row]]
-    return Figure(f"{name}-{against}", f"{heading} against {against}", caption, charts.styled(chart), records)
+    return Figure(f"{name}-{against}", f"{heading} against {against}", caption, charts.apply_style(chart), records)
 
 
 _BY_BYTES = (
@@ -79,8 +79,8 @@ _BY_BYTES = (
 def by_setting(section: Section, title: str = "") -> Figure | None:
     """The measure of a sweep against the setting with the most values: one line per method and values of the others,
     with its range over seeds; the best is marked. None before two combinations are finished."""
-    scored = [cell for cell in cells(section) if cell.score is not None]
-    top = best(scored)
+    scored = [cell for cell in combinations(section) if cell.score is not None]
+    top = best_combination(scored)
     if top is None or len(scored) < 2:
         return None
     tried = {key: list(dict.fromkeys(cell.settings[key] for cell in scored)) for key in section.axes}
@@ -96,18 +96,20 @@ def by_setting(section: Section, title: str = "") -> Figure | None:
         points.append({"row": row, "x": value, **values})
         records.append({**({"method": cell.method} if cell.method else {}), **cell.settings, **values})
     starred = {**points[scored.index(top)], "shown": score_text(top.score or 0.0, section.runs[0].summary)}
-    style = {row: Look.number(place) for place, row in enumerate(charts.rows_of(points))}
+    style = {row: Look.number(place) for place, row in enumerate(charts.group_by_row(points))}
     points.sort(key=lambda each: ticks.index(each["x"]))
     measure = measure_name(section.runs[0], section.by)
     log = numeric and ticks[0] > 0 and ticks[-1] >= 5 * ticks[0]
-    chart = charts.lines(points, across, measure, log=log, marks=True, ticks=ticks, title=title, style=style)
-    alt = charts.altair()
-    marked = charts.data([starred]).encode(alt.X("x:Q" if numeric else "x:O"), alt.Y("mean:Q"))
+    chart = charts.line_chart(
+        points, across, measure, log_x=log, show_points=True, ticks=ticks, title=title, style=style
+    )
+    alt = charts.import_altair()
+    marked = charts.chart_of([starred]).encode(alt.X("x:Q" if numeric else "x:O"), alt.Y("mean:Q"))
     chart += marked.mark_point(shape=_STAR, size=260, filled=True, color=LIGHT["ink"], opacity=1)
     chart += marked.mark_text(dy=-16, color=LIGHT["ink"], fontSize=12).encode(alt.Text("shown:N"))
     caption = "Mean of the last evaluations, at most 10, by setting; the star is the best."
     caption += " The band is the range over seeds." * _several(points)
-    return Figure("setting", f"{measure} by {across}", caption, charts.styled(chart), records)
+    return Figure("setting", f"{measure} by {across}", caption, charts.apply_style(chart), records)
 
 
 def _numeric(values: Sequence[Any]) -> bool:
@@ -135,21 +137,21 @@ def cost(table: Table, style: Mapping[str, Look]) -> Figure | None:
         }
         for record in records
     ]
-    alt = charts.altair()
+    alt = charts.import_altair()
     scale = alt.Scale(type="log", domain=[decades[0], 4 * decades[-1]], nice=False)
     axis = alt.Axis(format="~g", values=decades)
     across = alt.X("mib:Q", title="MiB per round, all participants", scale=scale, axis=axis)
     row = alt.Y("row:N", sort=[record["row"] for record in records], title=None)
-    colour = charts.coloured({record["row"]: style[record["row"]] for record in records}, legend=None)
+    colour = charts.row_colours({record["row"]: style[record["row"]] for record in records}, legend=None)
     legend = alt.Legend(orient="top", symbolSize=90, symbolStrokeWidth=1, symbolFillColor=_SOFT)
     ways = alt.Scale(domain=["up", "down"], range=["triangle-up", "triangle-down"])
     shape = alt.Shape("way:N", scale=ways, legend=legend)
     tips = tooltips("row:N", "way:N", "mib:Q", mib="MiB per round")
-    words = charts.data(texts)
+    words = charts.chart_of(texts)
     chart = alt.layer(
         words.mark_rule(opacity=0.4, strokeWidth=1.5).encode(across, row, alt.X2(datum=decades[0]), color=colour),
         *(
-            charts.data(end for end in ends if end["way"] == way)
+            charts.chart_of(end for end in ends if end["way"] == way)
             .mark_point(filled=True, size=90, opacity=1, yOffset=offset)
             .encode(across, row, color=colour, shape=shape, tooltip=tips)
             for way, offset in (("up", -5), ("down", 5))
@@ -160,7 +162,7 @@ def cost(table: Table, style: Mapping[str, Look]) -> Figure | None:
         "What all participants together send (▲) and receive (▼) in a round, framing and catching up included, on a "
         "logarithmic scale: further left is cheaper."
     )
-    return Figure("cost", "Cost", caption, charts.styled(chart), records)
+    return Figure("cost", "Cost", caption, charts.apply_style(chart), records)
 
 
 def client_gains(found: Mapping[str, Sequence[Mapping[str, Any]]], unit: str) -> Figure:
@@ -173,7 +175,7 @@ def client_gains(found: Mapping[str, Sequence[Mapping[str, Any]]], unit: str) ->
         for place, each in enumerate(sorted(own, key=lambda each: each["gain"])):
             records.append({"row": row, **each})
             points.append({"head": head, "place": place, **records[-1]})
-    alt = charts.altair()
+    alt = charts.import_altair()
     sign = alt.condition("datum.gain > 0", alt.value(BLUE), alt.value(ORANGE))
     tips = tooltips("client:N", "seed:N", "local:Q", "here:Q", "gain:Q")
     zero = alt.condition("datum.value == 0", alt.value(_SOFT), alt.value(LIGHT["line"]))
@@ -187,10 +189,10 @@ def client_gains(found: Mapping[str, Sequence[Mapping[str, Any]]], unit: str) ->
     header = alt.Header(title=None, labelExpr="split(datum.value, '\\n')", labelAnchor="start")
     facet = alt.Facet("head:N", header=header, sort=list(dict.fromkeys(point["head"] for point in points)))
     made = chart.properties(width=300, height=130).facet(facet, columns=2, data=alt.Data(values=points))
-    return Figure("clients", "Clients against local", caption, charts.styled(made), records)
+    return Figure("clients", "Clients against local", caption, charts.apply_style(made), records)
 
 
-def holdings(document: Mapping[str, Any]) -> Figure:
+def client_map(document: Mapping[str, Any]) -> Figure:
     """A map of clients and classes, and beside it every client's samples by part."""
     clients, classes = document["clients"], document["classes"]
     names = [client["name"] for client in clients]
@@ -208,7 +210,7 @@ def holdings(document: Mapping[str, Any]) -> Figure:
     most = max(count["samples"] for count in counts)
     named, counted = len(clients) <= 40, len(clients) <= 40 and len(classes) <= 20
     height = min(max(16 * len(clients), 120), 900)
-    alt = charts.altair()
+    alt = charts.import_altair()
     row = alt.Y("client:N", sort=names, axis=alt.Axis(title="client", labels=named, labelFontSize=9))
     angle = -90 if max(map(len, classes)) > 3 else 0
     axis = alt.Axis(labels=len(classes) <= 40, labelAngle=angle, labelLimit=90, ticks=False)
@@ -216,16 +218,16 @@ def holdings(document: Mapping[str, Any]) -> Figure:
     # Opacity, and not a range of colours, so that the map can be shown in both themes.
     scale = alt.Scale(domain=[0, most], range=[0, 1])
     shade = alt.Opacity("samples:Q", scale=scale, legend=None if counted else alt.Legend(title="samples"))
-    cells_of = charts.data(counts).mark_rect(color=BLUE).encode(
+    cells_of = charts.chart_of(counts).mark_rect(color=BLUE).encode(
         column, row, opacity=shade, tooltip=tooltips("client:N", "class:N", "samples:Q")
     )  # fmt: skip
     if counted:
         ink = alt.condition(f"datum.samples > {most / 2}", alt.value(LIGHT["paper"]), alt.value(LIGHT["ink"]))
-        words = charts.data(count for count in counts if count["samples"]).mark_text(fontSize=8)
+        words = charts.chart_of(count for count in counts if count["samples"]).mark_text(fontSize=8)
         cells_of += words.encode(column, row, alt.Text("samples:Q"), color=ink)
     shades = {"train": BLUE, "validation": ORANGE, "test": GREY}
     colours = alt.Scale(domain=parts, range=[shades[part] for part in parts])
-    sums = charts.data(sizes).mark_bar().encode(
+    sums = charts.chart_of(sizes).mark_bar().encode(
         alt.X("samples:Q"), alt.Y("client:N", sort=names, axis=None), alt.Order("place:Q"),
         alt.Color("part:N", scale=colours, legend=alt.Legend(orient="top")),
         tooltip=tooltips("client:N", "part:N", "samples:Q"),
@@ -236,4 +238,4 @@ def holdings(document: Mapping[str, Any]) -> Figure:
     chart = alt.hconcat(
         cells_of.properties(width=width, height=height), sums.properties(width=150, height=height), title=title
     )
-    return Figure("holdings", title, "", charts.styled(chart.resolve_scale(color="independent")), counts)
+    return Figure("holdings", title, "", charts.apply_style(chart.resolve_scale(color="independent")), counts)

@@ -13,10 +13,19 @@ from pfedlms import __version__
 from pfedlms.errors import UsageError
 from pfedlms.files import not_written, write_text
 from pfedlms.report import figures
-from pfedlms.report.charts import DARK, LIGHT, Figure, Look, altair, looks
-from pfedlms.report.results import comparison, described
-from pfedlms.report.runs import RunLike, Section, best, cells, compare_settings, gains, percent, seed_of
-from pfedlms.report.tables import Column, Table, counted
+from pfedlms.report.charts import DARK, LIGHT, Figure, Look, import_altair, looks
+from pfedlms.report.results import comparison, describe_runs
+from pfedlms.report.runs import (
+    RunLike,
+    Section,
+    best_combination,
+    combinations,
+    compare_settings,
+    gains,
+    percent,
+    seed_of,
+)
+from pfedlms.report.tables import Column, Table, count_text
 
 
 def write_page(
@@ -24,7 +33,7 @@ def write_page(
 ) -> list[Path]:
     """Write the page of these sections to `file`, and with `figures` every figure as SVG and its data as CSV to that
     folder; the page names what could not be read, `left_out`. Returns the files written."""
-    altair("the page")
+    import_altair("the page")
     style = looks(run.label for section in sections for run in section.runs)
     drawn, page = _draw(sections, style), Path(file)
     if page.is_dir():
@@ -56,12 +65,12 @@ def _draw(sections: Sequence[Section], style: Mapping[str, Look]) -> list[dict[s
         taken[stem] = taken.get(stem, 0) + 1
         slug = stem if taken[stem] == 1 else f"{stem}-{taken[stem]}"
         table = comparison(section.runs)
-        top = best(cells(section)) if section.axes else None
+        top = best_combination(combinations(section)) if section.axes else None
         differing, shared = _settings(section)
-        seeds = counted(len({seed_of(run) for run in section.runs}), "seed")
+        seeds = count_text(len({seed_of(run) for run in section.runs}), "seed")
         found.append({
             "section": section, "slug": slug, "table": table, "figures": _figures(section, table, style, every),
-            "about": " · ".join([section.kind, *described(section.runs, section.axes).values(), seeds]),
+            "about": " · ".join([section.kind, *describe_runs(section.runs, section.axes).values(), seeds]),
             "best": top.label if top else None, "differing": differing, "shared": shared,
         })  # fmt: skip
     return found

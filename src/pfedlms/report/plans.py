@@ -8,7 +8,7 @@ from typing import Any
 
 from pfedlms.report.results import partition_text
 from pfedlms.report.runs import MIB
-from pfedlms.report.tables import Column, Table, table_of
+from pfedlms.report.tables import Column, Table, table_from_records
 
 ESTIMATED = (
     "an average message; one of stc, here with entries at random places, is up to a few percent longer or shorter, one "
@@ -17,7 +17,7 @@ ESTIMATED = (
 CATCHING_UP = "what returning clients receive to catch up, which depends on the clients that are drawn"
 
 
-def bits(records: Sequence[Mapping[str, Any]]) -> Table:
+def message_table(records: Sequence[Mapping[str, Any]]) -> Table:
     """The table of `pfedlms bits`."""
     first = records[0]
     all_clients, participants = first["clients"], first["participants"]
@@ -48,7 +48,7 @@ def _mib(value: float) -> str:
     return f"{value:,.2f}" if value >= 1 else f"{value:.3g}"
 
 
-def plan(documents: Sequence[Mapping[str, Any]]) -> Table:
+def plan_table(documents: Sequence[Mapping[str, Any]]) -> Table:
     """The table of `pfedlms run --dry-run`: the layers of the model, with what is known before training."""
     (found,) = documents
     config, samples, memory, sent = (found[key] for key in ("config", "samples", "memory_bytes", "bytes_per_round"))
@@ -79,23 +79,23 @@ def plan(documents: Sequence[Mapping[str, Any]]) -> Table:
         {key: value if isinstance(value, str) else f"{value:,}" for key, value in layer.items()}
         for layer in found["layers"]
     ]
-    return table_of(layers, " · ".join(title), " ".join(filter(None, notes)))
+    return table_from_records(layers, " · ".join(title), " ".join(filter(None, notes)))
 
 
-def profile(spent: Mapping[str, float], rounds: int) -> Table:
+def profile_table(spent: Mapping[str, float], rounds: int) -> Table:
     """The table of `--profile`: time by stage, largest first."""
     total, ordered = sum(spent.values()), sorted(spent.items(), key=lambda item: -item[1])
     records = [
         {"stage": stage, "ms per round": f"{1e3 * own / rounds:.2f}", "share": f"{100 * own / total:.0f} %"}
         for stage, own in ordered
     ]
-    return table_of(records, "time by stage")
+    return table_from_records(records, "time by stage")
 
 
 _MOST_CLIENTS, _MOST_CLASSES = 40, 20
 
 
-def holdings(document: Mapping[str, Any]) -> Table:
+def client_table(document: Mapping[str, Any]) -> Table:
     """The table of `pfedlms data show`: samples of every client by part and by class; of many classes how many a client
     has, and its largest. Of many clients some are shown, evenly spaced by size."""
     clients, classes = document["clients"], document["classes"]
@@ -118,7 +118,7 @@ def holdings(document: Mapping[str, Any]) -> Table:
     samples = f"{document['samples']:,} samples of {'x'.join(map(str, document['shape']))}"
     how = document["partition"] + (f", α = {document['alpha']:g}" if "alpha" in document else "")
     about = (f"{len(classes)} classes", f"{len(clients)} clients", how, f"seed {document['seed']}")
-    return table_of(records, " · ".join([document["dataset"], samples, *about]), notes)
+    return table_from_records(records, " · ".join([document["dataset"], samples, *about]), notes)
 
 
 def _held(client: Mapping[str, Any]) -> int:

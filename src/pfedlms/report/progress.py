@@ -18,14 +18,14 @@ def _sent(record: Mapping[str, Any]) -> str:
     return f"{total:,.2f} MiB" if total < 10 else f"{total:,.0f} MiB"
 
 
-def accuracies(record: Mapping[str, Any]) -> str:
+def evaluation_text(record: Mapping[str, Any]) -> str:
     """The measures of an evaluation in one line."""
     measured = {name: record[key] for key, (name, _) in MEASURES.items() if record.get(key) is not None}
     return "  ".join(f"{name} {score_text(value, record):>7}" for name, value in measured.items())
 
 
 @contextmanager
-def screen(wanted: bool | None = None) -> Iterator[list[Any]]:
+def progress_callbacks(wanted: bool | None = None) -> Iterator[list[Any]]:
     """Callbacks that show progress on standard error: live on a terminal and in a notebook. Elsewhere plain lines, and
     only if they are `wanted`."""
     console = Console(stderr=True)
@@ -64,7 +64,7 @@ class LiveProgress(Bar):
         self.console.print(COMPILING, highlight=False)
 
     def on_evaluation(self, run: Any, record: Mapping[str, Any]) -> None:
-        self.update(self._task, completed=record["round"], accuracy=accuracies(record), sent=_sent(record))
+        self.update(self._task, completed=record["round"], accuracy=evaluation_text(record), sent=_sent(record))
 
 
 class PlainProgress:
@@ -87,7 +87,7 @@ class PlainProgress:
             return
         self._next = record["round"] + max(1, rounds // 10)
         self._say(
-            f"{run.name}: round {record['round']}/{rounds}  {accuracies(record)}  loss "
+            f"{run.name}: round {record['round']}/{rounds}  {evaluation_text(record)}  loss "
             f"{record['loss']:.4f}  {_sent(record)}  {record['seconds']:.1f} s"
         )
 

@@ -16,13 +16,13 @@ from pfedlms.report.runs import (
     Section,
     Settings,
     all_rows,
-    best,
-    cells,
+    best_combination,
+    combinations,
     compare_settings,
     dataset_title,
     rows,
 )
-from pfedlms.report.tables import Column, Summary, Table, accuracy, counted, own_metric, size
+from pfedlms.report.tables import Column, Summary, Table, accuracy_text, count_text, metric_text, mib_text
 
 
 def _per_round(*names: str) -> Callable[[Summary], float]:
@@ -35,8 +35,8 @@ def _mean(values: list[Any]) -> float | None:
     return mean(measured) if measured else None
 
 
-_ACCURACY: dict[str, Any] = {"show": accuracy, "leads": True}
-_MIB: dict[str, Any] = {"show": size, "over_seeds": _mean}
+_ACCURACY: dict[str, Any] = {"show": accuracy_text, "leads": True}
+_MIB: dict[str, Any] = {"show": mib_text, "over_seeds": _mean}
 COLUMNS: tuple[Column, ...] = (
     Column("p_acc_max", "P-acc max", place="accuracy.max", **_ACCURACY,
            note="P-acc: each participant's own model on its own test split after local steps"),
@@ -53,7 +53,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("everyone", "everyone", place="everyone", of=lambda summary: (summary.get("everyone") or {}).get("accuracy"),
            when=lambda summary: summary.get("participation", 1.0) < 1 or "unheard" in summary, **_ACCURACY,
            note="everyone: all clients after the last round, with the model each would use next"),
-    Column("perplexity_last10", "perplexity last 10", show=own_metric, place="perplexity.last10", optional=1,
+    Column("perplexity_last10", "perplexity last 10", show=metric_text, place="perplexity.last10", optional=1,
            note="perplexity: exp of the mean loss per token, of the models of P-acc"),
     Column("perplexity_final", place="perplexity.final"),
     Column("g_perplexity_final", place="global_perplexity.final"),
@@ -69,7 +69,7 @@ COLUMNS: tuple[Column, ...] = (
            note="MiB ↑ ↓: of all participants in a round, framing and catching up included"),
     Column("mib_down", "MiB ↓", place="mib_down", of=_per_round("down_payload", "down_framing", "catch_up"), **_MIB),
     Column("total_bytes", "MiB total", place="total_bytes", optional=2, over_seeds=_mean,
-           show=lambda value: size(value / MIB), note="MiB total: of the whole run"),
+           show=lambda value: mib_text(value / MIB), note="MiB total: of the whole run"),
     Column("fewer", "fewer", show="{:,.1f}×".format, over_seeds=None, optional=1,
            note="fewer: how many times fewer bytes than FedAvg"),
     Column("rounds", "rounds", place="rounds", over_seeds=max, optional=2),
@@ -86,7 +86,7 @@ def comparison(runs: Sequence[RunLike], swept: Section | None = None) -> Table:
     or were interrupted do not enter the means of those that finished; a row in which none finished shows what it had
     reached."""
     grouped, planned = rows(runs), all_rows(runs)
-    top = best(cells(swept)) if swept is not None else None
+    top = best_combination(combinations(swept)) if swept is not None else None
     records = []
     for label, own in grouped.items():
         status = own[0].summary["status"]
@@ -101,7 +101,7 @@ def comparison(runs: Sequence[RunLike], swept: Section | None = None) -> Table:
             record["fewer"] = traffic[plain] / own_traffic if own_traffic and traffic[plain] else None
     summaries = [run.summary for run in runs]
     chosen = f"; the best by {MEASURES[swept.by][0]} last 10" if swept is not None else ""
-    about = list(described(runs, swept.axes if swept is not None else ()).values())
+    about = list(describe_runs(runs, swept.axes if swept is not None else ()).values())
     if swept is not None and len({summary["method"] for summary in summaries}) == 1:
         about.insert(0, summaries[0]["method"])
     columns = [Column("name", "settings" if swept is not None else "method"), *_columns(summaries)]
@@ -120,21 +120,21 @@ def _over_seeds(runs: Sequence[RunLike]) -> dict[str, Any]:
 
 def _columns(summaries: Sequence[Summary]) -> list[Column]:
     """Those that apply, with numbers in the form that fits the runs."""
-    form = own_metric if "metric" in summaries[0] else accuracy
+    form = metric_text if "metric" in summaries[0] else accuracy_text
     return [
-        replace(column, show=form if column.show is accuracy else column.show)
+        replace(column, show=form if column.show is accuracy_text else column.show)
         for column in COLUMNS
         if any(map(column.when, summaries))
     ]
 
 
-def described(runs: Sequence[RunLike], swept: Iterable[str] = ()) -> dict[str, str]:
+def describe_runs(runs: Sequence[RunLike], swept: Iterable[str] = ()) -> dict[str, str]:
     """What was run, by setting, without what is swept: data set, model, clients, partition, participation, rounds."""
     first, data = runs[0].summary, runs[0].settings.get("data", {})
     share = first.get("participation", 1.0)
     left_out = {"data.alpha" if key == "data.partition" else key for key in swept}
     clients = {
-        "data.clients": counted(first["clients"], "client"),
+        "data.clients": count_text(first["clients"], "client"),
         "data.alpha": partition_text(first, data) if data else "",
         "train.participation": f"{100 * share:g} % per round" * (share < 1),
         "run.lost": "messages lost" * ("unheard" in first),
@@ -153,7 +153,7 @@ def _rounds(summaries: Sequence[Summary]) -> str:
     played = [summary for summary in summaries if summary["status"] == "finished"] or summaries
     most = max(summary["rounds"] for summary in played)
     differ = any(summary["rounds"] < most or summary.get("stopped_early") for summary in played)
-    return "up to " * differ + counted(most, "round")
+    return "up to " * differ + count_text(most, "round")
 
 
 def measured(summary: Summary) -> str:
@@ -197,7 +197,7 @@ def results_json(runs: Sequence[RunLike], planned: Sequence[Settings] = (), **mo
     return {"schema": 1, **more, "settings": same, "runs": entries}
 
 
-def results(runs: Sequence[RunLike], planned: Sequence[Settings] = ()) -> list[dict[str, Any]]:
+def result_records(runs: Sequence[RunLike], planned: Sequence[Settings] = ()) -> list[dict[str, Any]]:
     """One flat record per run, for results.csv and data frames."""
     differing = compare_settings(planned or [run.settings for run in runs])[1]
     keys = list(dict.fromkeys(key for own in differing for key in own))

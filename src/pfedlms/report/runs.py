@@ -183,7 +183,7 @@ def _problem(run: RunLike) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Cell:
+class Combination:
     """One combination of a sweep."""
 
     label: str
@@ -203,24 +203,24 @@ class Cell:
         return " ".join(word for word in self.label.split(" ") if word.partition("=")[0] not in swept)
 
 
-def cells(section: Section) -> list[Cell]:
+def combinations(section: Section) -> list[Combination]:
     """The combinations of a sweep, in their order."""
     found = []
     for label, own in all_rows(section.runs).items():
         chosen = {key: own[0].settings[key.partition(".")[0]].get(key.partition(".")[2]) for key in section.axes}
         scores: list[Any] = [(run.summary.get(MEASURES[section.by][1]) or {}).get("last10") for run in own]
         whole = all(run.summary["status"] == "finished" for run in own) and None not in scores
-        found.append(Cell(label, chosen, own, list(map(float, scores)) if whole else []))
+        found.append(Combination(label, chosen, own, list(map(float, scores)) if whole else []))
     return found
 
 
-def best(found: Iterable[Cell]) -> Cell | None:
+def best_combination(found: Iterable[Combination]) -> Combination | None:
     """The combination with the highest score, the first of several; None before any has one."""
     scored = [(cell.score, cell) for cell in found if cell.score is not None]
     return max(scored, key=lambda pair: pair[0])[1] if scored else None
 
 
-def by_problem(runs: Sequence[RunLike]) -> list[Section]:
+def group_by_problem(runs: Sequence[RunLike]) -> list[Section]:
     """Single runs in sections: those on the same data and model together. Runs of one method that differ in settings
     are labelled by these, and by their folders where even these are the same."""
     problems: dict[str, list[RunLike]] = {}

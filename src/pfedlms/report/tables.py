@@ -34,20 +34,20 @@ def plain(value: Any) -> str:
     return f"{value:.4g}" if 0 < abs(value) < 1 else f"{value:.2f}"
 
 
-def accuracy(value: Spread) -> str:
+def accuracy_text(value: Spread) -> str:
     return f"{value.mean:.2f}" + (f" ± {value.deviation:.2f}" if value.deviation is not None else "")
 
 
-def own_metric(value: Spread) -> str:
+def metric_text(value: Spread) -> str:
     """Four and two digits, wherever the point is."""
     return f"{value.mean:.4g}" + (f" ± {value.deviation:.2g}" if value.deviation is not None else "")
 
 
-def size(mib: float) -> str:
+def mib_text(mib: float) -> str:
     return "0" if mib == 0 else f"{mib:.4f}" if mib < 0.1 else f"{mib:,.2f}"
 
 
-def counted(number: int, what: str) -> str:
+def count_text(number: int, what: str) -> str:
     """`1 round`, `2 rounds`."""
     return f"{number} {what}{'s' * (number != 1)}"
 
@@ -192,7 +192,7 @@ def _width(table: RichTable) -> int:
     return Console(width=10_000).measure(table).maximum
 
 
-def table_of(records: Sequence[Mapping[str, Any]], title: str = "", intro: str = "") -> Table:
+def table_from_records(records: Sequence[Mapping[str, Any]], title: str = "", intro: str = "") -> Table:
     """Records as they are, one column per key."""
     words = {key for record in records for key, value in record.items() if _wordy(value)}
     return Table([Column(key, key or " ", left=key in words) for key in records[0]], records, title, intro)
