@@ -66,7 +66,7 @@ FAULTS = (
           "data/images.py", "pixels.transpose(0, 3, 1, 2)", "pixels.transpose(0, 3, 2, 1)",
           "data/test_parquet.py -k found"),
     Fault("data-folder", "data", "The key of a decoded image folder depends on the names of its files alone.",
-          "data/images.py", "else contents(file)).digest()", "else str(file).encode()).digest()",
+          "data/images.py", "else read_contents(file)).digest()", "else str(file).encode()).digest()",
           "data/test_folder.py"),
     Fault("data-cache", "data", "A copy in the cache whose checksum (now that of a zip file) is wrong ends the run.",
           "data/images.py", "KeyError, EOFError, zipfile.BadZipFile)", "KeyError, EOFError)",

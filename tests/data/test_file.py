@@ -14,7 +14,7 @@ import pytest
 from pyarrow import parquet
 
 from pfedlms.data import Pool, load_pool
-from pfedlms.data.file import read_columns, texts_in
+from pfedlms.data.file import read_columns, texts_by_client
 from pfedlms.errors import DataError
 
 
@@ -122,7 +122,7 @@ def test_names_of_clients_are_taken_as_they_are_spelled(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a,client,label\n1,007,0\n2,7,1\n3,1.1,0\n4,1.10,1\n")
     assert set(read(tmp_path / "t.csv").client_names) == {"007", "7", "1.1", "1.10"}
     (tmp_path / "u.csv").write_text("client,text\n007,some words\n7,other words\n")
-    assert set(texts_in(tmp_path / "u.csv", read_columns(tmp_path / "u.csv"))) == {"007", "7"}
+    assert set(texts_by_client(tmp_path / "u.csv", read_columns(tmp_path / "u.csv"))) == {"007", "7"}
 
 
 # --- arrays ---

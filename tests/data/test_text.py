@@ -21,7 +21,7 @@ import factories
 import pfedlms
 from pfedlms.data import Partitioning, Windows, load_dataset, load_pool, partitioned, texts
 from pfedlms.data.download import download
-from pfedlms.data.text import windows_of
+from pfedlms.data.text import cut_windows
 from pfedlms.errors import DataError, DataWarning, UsageError
 
 LINES = [
@@ -37,7 +37,7 @@ EVA, BOB = "abcab\ncab", "bbacacabba"
 
 def test_windows_by_hand() -> None:
     """eva's nine tokens give two windows of four, of which the last needs the ninth as its target."""
-    pool = windows_of({"eva": EVA, "bob": BOB}, Windows(length=4))
+    pool = cut_windows({"eva": EVA, "bob": BOB}, Windows(length=4))
     assert pool.names == ("\n", "a", "b", "c", "\ufffd")
     assert pool.classes == 5
     assert pool.x.tolist() == [[1, 2, 3, 1], [2, 0, 3, 1], [2, 2, 1, 3], [1, 3, 1, 2]]
@@ -48,10 +48,10 @@ def test_windows_by_hand() -> None:
 
 
 def test_bytes_and_unknown_characters() -> None:
-    pool = windows_of({"a": "aé" * 3}, Windows("bytes", length=2))
+    pool = cut_windows({"a": "aé" * 3}, Windows("bytes", length=2))
     assert pool.x.tolist() == [[0x61, 0xC3], [0xA9, 0x61], [0xC3, 0xA9], [0x61, 0xC3]]
     assert (pool.classes, pool.names[0x61]) == (256, "61")
-    known = windows_of({"a": "a?b?b"}, Windows(length=1), names=("a", "b", "\ufffd"))
+    known = cut_windows({"a": "a?b?b"}, Windows(length=1), names=("a", "b", "\ufffd"))
     assert known.x.ravel().tolist() == [0, 2, 1, 2]
 
 
@@ -98,7 +98,7 @@ def test_nothing_that_is_tested_is_trained_on(stride: int, validation: float) ->
 
 
 def test_short_clients_are_left_out_and_text_stays_with_its_client() -> None:
-    pool = windows_of({"a": "ab" * 20, "b": "ab", "c": "ba" * 30}, Windows(length=4, min_tokens=40))
+    pool = cut_windows({"a": "ab" * 20, "b": "ab", "c": "ba" * 30}, Windows(length=4, min_tokens=40))
     assert pool.client_names == ("a", "c")
     assert pool.names == ("a", "b", "\ufffd")
     data = partitioned(pool, Partitioning(20, 1.0, 0, min_samples=2))
@@ -120,7 +120,7 @@ def test_a_file_of_text(name: str, tmp_path: Path) -> None:
     else:
         parquet.write_table(pa.Table.from_pylist(LINES), tmp_path / name)
     pool = load_pool(f"file:{tmp_path / name}", windows=Windows(length=4))
-    expected = windows_of({"eva": EVA, "bob": BOB}, Windows(length=4))
+    expected = cut_windows({"eva": EVA, "bob": BOB}, Windows(length=4))
     assert (pool.names, pool.client_names) == (expected.names, expected.client_names)
     assert (pool.x.tolist(), pool.y.tolist()) == (expected.x.tolist(), expected.y.tolist())
     assert texts(tmp_path / name, window=4).x.tolist() == expected.x.tolist()
