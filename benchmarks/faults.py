@@ -197,9 +197,9 @@ FAULTS = (
           "engine/federation.py", "value.double().mean(dim=0).to(value.dtype) if value.is_floating_point()",
           "value[0] if value.is_floating_point()", "experiment/test_show_and_export.py -k running_statistics"),
     Fault("results-csv", "report", "Every accuracy column of results.csv holds the final accuracy.",
-          "report/results.py", "column.value(run.summary) for column in COLUMNS if column.place}",
-          'replace(column, place=column.place.replace("last10", "final").replace("max", "final")).value(run.summary)\n'
-          "               for column in COLUMNS if column.place}", "experiment/test_variants.py -k rows_folders"),
+          "report/results.py", "column.value(run.summary) for column in COLUMNS if column.path}",
+          'replace(column, path=column.path.replace("last10", "final").replace("max", "final")).value(run.summary)\n'
+          "               for column in COLUMNS if column.path}", "experiment/test_variants.py -k rows_folders"),
     Fault("compare-std", "report", "The ± of a comparison divides by the number of seeds instead of one less.",
           "report/runs.py", "from statistics import mean, stdev", "from statistics import mean, pstdev as stdev",
           "report/test_report_tables.py -k rows_of"),

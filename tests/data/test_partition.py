@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pfedlms import rng
-from pfedlms.data import Partitioning
+from pfedlms.data import Partitioning, Pool
 from pfedlms.data.partition import (
     ClientSets,
     Splits,
@@ -178,14 +178,16 @@ def test_more_clients_than_samples_allow(scheme: str, least: int, most: int) -> 
 
 def test_auto_is_given_where_the_data_say_so() -> None:
     owner = np.arange(1000) % 7
-    owned = assign(LABELS, Partitioning(3, 0.5, 0, 2), owner)
+    owned = assign(LABELS, Partitioning(3, 0.5, 0, 2, scheme="given"), owner)
     assert [held.tolist() for held in owned] == [list(range(client, 1000, 7)) for client in range(7)]
-    for name in ("auto", "dirichlet"):
-        expected = by_dirichlet(LABELS, 3, 0.5, 4, 2)
-        got = assign(LABELS, Partitioning(3, 0.5, 4, 2, scheme=name), owner if name == "dirichlet" else None)
-        assert [held.tolist() for held in got] == [held.tolist() for held in expected]
+    classes, numbers = (Pool(LABELS, LABELS, count) for count in (10, 0))
+    named = Pool(LABELS, LABELS, 10, owner=owner)
+    assert [pool.resolve_scheme("auto") for pool in (named, classes, numbers)] == ["given", "dirichlet", "iid"]
+    assert named.resolve_scheme("dirichlet") == "dirichlet"
     with pytest.raises(DataError, match=r"data.partition: got 'given', but the data name no clients.*owner_column=COL"):
-        assign(LABELS, Partitioning(3, 0.5, 0, 2, scheme="given"))
+        classes.resolve_scheme("given")
+    with pytest.raises(DataError, match=r"data.partition: got 'classes', which divides classes, but targets are numb"):
+        numbers.resolve_scheme("classes")
 
 
 def test_iid_by_hand() -> None:

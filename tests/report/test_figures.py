@@ -17,7 +17,7 @@ from pfedlms.methods import METHODS
 from pfedlms.report import charts, figures
 from pfedlms.report.charts import Look, looks
 from pfedlms.report.results import comparison
-from pfedlms.report.runs import best_combination, combinations, curves, gains
+from pfedlms.report.runs import best_combination, curves, gains
 
 # --- numbers ---
 
@@ -71,7 +71,7 @@ def test_local_is_searched_for_on_the_whole_page(
 def test_the_best_of_a_sweep_is_finished_and_has_the_star(tmp_path: Path) -> None:
     axes = {"learning_rate": [0.1, 1.0], "batch_size": [8, 16]}
     section = section_of(swept(tmp_path / "s", axes, [70.0, 71.0, 90.0, 99.0], interrupted=[99.0]))
-    top = best_combination(combinations(section))
+    top = best_combination(section)
     assert top is not None
     assert (top.label, top.settings) == (
         "learning_rate=1.0 batch_size=8",

@@ -48,7 +48,7 @@ def test_catching_up_counts_as_received() -> None:
 
 def test_one_declaration_is_a_column_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Terminal, Markdown and LaTeX of a comparison and of a sweep; results.csv and results.json."""
-    worst = Column("worst", "worst client", results.accuracy_text, place="extremes.worst", note="worst: of all clients")
+    worst = Column("worst", "worst client", results.accuracy_text, path="extremes.worst", note="worst: of all clients")
     monkeypatch.setattr(results, "COLUMNS", (*COLUMNS, worst))
     runs = [
         StoredRun(run.label, {**run.summary, "extremes": {"worst": 12.5}}, run.settings, run.metrics, run.directory)
@@ -137,14 +137,11 @@ def test_a_title_leaves_out_what_is_swept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dataset", "partition", "expected"),
-    [
-        ("digits", "auto", "α = 0.5"), ("custom", "auto", ""), ("file:a.npz", "auto", ""),
-        ("custom", "classes", "partition classes"), ("digits", "quantity", "partition quantity, α = 0.5"),
-    ],
-)  # fmt: skip
-def test_the_partition_of_runs_that_do_not_tell(dataset: str, partition: str, expected: str) -> None:
-    assert partition_text({}, {"dataset": dataset, "partition": partition, "alpha": 0.5}) == expected
+    ("scheme", "expected"),
+    [("dirichlet", "α = 0.5"), ("classes", "partition classes"), ("quantity", "partition quantity, α = 0.5"), ("", "")],
+)
+def test_the_partition_in_words(scheme: str, expected: str) -> None:
+    assert partition_text({"partition": scheme}, {"alpha": 0.5}) == expected
 
 
 # --- formats ---
@@ -154,11 +151,11 @@ def test_numbers_of_clients_are_not_rounded_away() -> None:
     table = table_from_records(
         [{"client": 0, "P-acc": 0.0012345}, {"client": 1, "P-acc": 97.315}, {"client": 2, "P-acc": None}]
     )
-    assert [table.text_of(record, table.columns[1]) for record in table.records] == ["0.001234", "97.31", "–"]
+    assert [table.cell_text(record, table.columns[1]) for record in table.records] == ["0.001234", "97.31", "–"]
 
 
 def test_latex_has_no_letter_that_latex_reads_as_its_own() -> None:
-    table = Table([Column("name", "a_b"), Column("x", "MiB ↑", results.accuracy_text, leads=True)],
+    table = Table([Column("name", "a_b"), Column("x", "MiB ↑", results.accuracy_text, bold_highest=True)],
                   [{"name": "50 % & #1", "x": Spread(1.0, 0.5)}, {"name": "{z}", "x": Spread(2.0)}])  # fmt: skip
     assert table.latex().splitlines() == [
         r"\begin{tabular}{lr}", r"\toprule", r"a\_b & MiB $\uparrow$ \\", r"\midrule",
@@ -199,5 +196,5 @@ def test_every_column_finds_its_value_in_the_summary_of_some_run() -> None:
     words = pfedlms.data.texts({"a": "abab" * 30, "b": "baab" * 30}, window=8)
     text = pfedlms.run(words, "gru", method="fedavg", rounds=2, progress=False)
     for column in COLUMNS:
-        if column.place:
+        if column.path:
             assert any(column.value(run.summary) is not None for run in (images, text)), column.key

@@ -14,8 +14,8 @@ from pfedlms.data.federated import FederatedData
 from pfedlms.data.partition import client_sizes
 from pfedlms.rng import device_words, permutation, stream, streams
 
-FirstStep = int | NDArray[np.int64]
-"""The first step of a plan: the same for all clients, or one number for each."""
+Step = int | NDArray[np.int64]
+"""The number of a local step: the same for all clients, or one for each."""
 
 CROP = 4  # an image is moved by at most so many pixels
 _LONG_SHUFFLE = 512  # from so many samples per client on, a shuffle is worth keeping for the next round
@@ -56,7 +56,7 @@ class HostBatches:
         self._train, self._prefetch = data.train, data.prefetch
         self._positions = partial(batch_positions, seed, shuffle=lru_cache(maxsize=2 * data.clients)(shuffle))
 
-    def indices(self, clients: tuple[int, ...], first_step: FirstStep, steps: int, batch_size: int) -> Tensor:
+    def indices(self, clients: tuple[int, ...], first_step: Step, steps: int, batch_size: int) -> Tensor:
         """Samples of steps first_step, first_step + 1, …: int64 `[steps, clients, batch]`, on the data's device."""
         starts = np.broadcast_to(first_step, len(clients)).tolist()
         self._prefetch(clients)
@@ -77,7 +77,7 @@ class DeviceBatches:
         self._clients: tuple[int, ...] = ()
         self._samples = torch.empty(0)
 
-    def indices(self, clients: tuple[int, ...], first_step: FirstStep, steps: int, batch_size: int) -> Tensor:
+    def indices(self, clients: tuple[int, ...], first_step: Step, steps: int, batch_size: int) -> Tensor:
         ids, first, count = np.array(clients), first_step * batch_size, steps * batch_size
         sizes = self._sizes[ids]
         if clients != self._clients:
@@ -122,9 +122,7 @@ class Augmentation:
     def __init__(self, seed: int, crop: bool, flip: bool) -> None:
         self._seed, self._crop, self._flip = seed, crop, flip
 
-    def draws(
-        self, clients: tuple[int, ...], first_step: FirstStep, steps: int, batch_size: int, like: Tensor
-    ) -> Tensor:
+    def draws(self, clients: tuple[int, ...], first_step: Step, steps: int, batch_size: int, like: Tensor) -> Tensor:
         """Moves down and right and whether to flip, for every place of a plan: int64 `[steps, 3, clients, batch]`."""
         keys = torch.from_numpy(streams(self._seed, "augment", np.array(clients)).view(np.int64)).to(like.device)
         starts = torch.from_numpy(np.broadcast_to(first_step, len(clients)) * batch_size).to(like.device)

@@ -16,17 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pfedlms.data.partition import (
-    ClientSets,
-    Indices,
-    Partitioning,
-    Splits,
-    SplitSide,
-    assign,
-    client_sizes,
-    resolve_scheme,
-    split,
-)
+from pfedlms.data.partition import ClientSets, Indices, Partitioning, Splits, SplitSide, assign, client_sizes, split
 from pfedlms.data.pool import Constants, Pool
 from pfedlms.errors import DataError
 from pfedlms.rng import permutation, stream
@@ -131,7 +121,7 @@ def partitioned(pool: Pool, how: Partitioning) -> FederatedData:
     if pool.client_indices:
         data = from_client_indices(pool, pool.client_indices, how.seed, how.validation)
         return _separate_newcomers(replace(data, client_names=pool.client_names), how)
-    scheme = resolve_scheme(how.scheme, pool.owner, pool.classes)
+    scheme = pool.resolve_scheme(how.scheme)
     if pool.tokens and scheme != "given":
         raise DataError(f"data.partition: got {how.scheme!r}, but text belongs to its clients; leave it out")
     least = max(2, how.min_samples)

@@ -142,50 +142,31 @@ class Partitioning:
     validation: float = 0.0
     """Share of each client's training samples that is held out for validation."""
     scheme: str = "auto"
-    """One of `SCHEMES`, or auto: see `resolve_scheme`."""
+    """One of `SCHEMES`, or auto: see `Pool.resolve_scheme`."""
     classes_per_client: int = 2
     """For the scheme `classes`: how many classes each client has."""
     newcomers: float = 0.0
     """Share of the clients that takes no part in the run."""
 
 
-def resolve_scheme(scheme: str, owner: NDArray[np.int64] | None, classes: int = 1) -> str:
-    """The scheme that is used. `auto` means `given` where the data name clients; else `dirichlet`, or `iid` where
-    targets are no classes (`classes` is 0)."""
-    if scheme == "auto":
-        return "given" if owner is not None else "dirichlet" if classes else "iid"
-    if scheme in ("dirichlet", "classes") and not classes:
-        raise DataError(
-            f"data.partition: got {scheme!r}, which divides classes, but targets are numbers; use iid, quantity or "
-            "given"
-        )
-    if scheme == "given" and owner is None:
-        raise DataError(
-            "data.partition: got 'given', but the data name no clients; name a column with --set "
-            f"data.owner_column=COLUMN (owner_column in Python), or use one of: {', '.join(SCHEMES[:-1])}"
-        )
-    return scheme
-
-
 def assign(
     labels: Labels, how: Partitioning, owner: NDArray[np.int64] | None = None, client_names: Sequence[str] = ()
 ) -> ClientSets:
-    """Partition the samples `0..len(labels)−1`: every sample to one client, and every client has at least
-    `how.min_samples`."""
+    """Partition the samples `0..len(labels)−1` by one of `SCHEMES`: every sample to one client, and every client has at
+    least `how.min_samples`. `owner` is needed for `given`."""
     clients, seed, least = how.clients, how.seed, how.min_samples
-    scheme = resolve_scheme(how.scheme, owner)
-    if scheme == "given" and owner is not None:
+    if how.scheme == "given" and owner is not None:
         return by_owner(owner, client_names, least)
     if clients * max(1, least) > len(labels):
         raise DataError(
             f"data.clients: got {clients} clients with data.min_samples {least} each, but there are only {len(labels)} "
             f"samples; use at most {len(labels) // max(1, least)} clients or a smaller data.min_samples"
         )
-    if scheme == "classes":
+    if how.scheme == "classes":
         return by_classes(labels, clients, how.classes_per_client, seed, least)
-    if scheme == "iid":
+    if how.scheme == "iid":
         return iid(len(labels), clients, seed)
-    if scheme == "quantity":
+    if how.scheme == "quantity":
         return by_quantity(len(labels), clients, how.alpha, seed, least)
     return by_dirichlet(labels, clients, how.alpha, seed, least)
 

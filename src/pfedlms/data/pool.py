@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pfedlms.data.partition import Indices
+from pfedlms.data.partition import SCHEMES, Indices
 from pfedlms.errors import DataError, reason
 
 Samples = NDArray[Any]
@@ -52,6 +52,23 @@ class Pool:
     def strata(self) -> NDArray[np.int64]:
         """What samples are partitioned and split by: the labels, or zeros where a target is not one class."""
         return self.y if self.classes and self.y.ndim == 1 else np.zeros(len(self.y), dtype=np.int64)
+
+    def resolve_scheme(self, scheme: str) -> str:
+        """The partition scheme that `scheme` means for these samples. `auto` is `given` where the data name clients;
+        else `dirichlet`, or `iid` where targets are no classes."""
+        if scheme == "auto":
+            return "given" if self.owner is not None else "dirichlet" if self.classes else "iid"
+        if scheme in ("dirichlet", "classes") and not self.classes:
+            raise DataError(
+                f"data.partition: got {scheme!r}, which divides classes, but targets are numbers; use iid, quantity or "
+                "given"
+            )
+        if scheme == "given" and self.owner is None:
+            raise DataError(
+                "data.partition: got 'given', but the data name no clients; name a column with --set "
+                f"data.owner_column=COLUMN (owner_column in Python), or use one of: {', '.join(SCHEMES[:-1])}"
+            )
+        return scheme
 
     def split_in_order(self, windows: Indices, client: int, share: float = 0.25) -> tuple[Indices, Indices]:
         """Split one client's windows of text: the last ones are held out, and windows that overlap them are dropped."""

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from pfedlms.data.partition import resolve_scheme
 from pfedlms.data.sources import DATASETS
 from pfedlms.engine import Federation
 from pfedlms.engine.participation import Participation
@@ -117,7 +116,7 @@ def _inputs(config: Config) -> tuple[tuple[int, ...], int, int]:
             return (config.data.window,), vocabulary, config.data.clients
         return source.shape, source.classes, config.data.clients
     pool = named_pool(config)
-    given = resolve_scheme(config.data.partition, pool.owner) == "given"
+    given = pool.resolve_scheme(config.data.partition) == "given"
     return pool.x.shape[1:], len(pool.names), len(pool.client_names) if given else config.data.clients
 
 

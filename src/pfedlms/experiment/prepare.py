@@ -15,7 +15,6 @@ from pfedlms import rng
 from pfedlms.backend import plain, torch_threads
 from pfedlms.data import DATASETS, FederatedData, Partitioning, Pool, Windows, load_pool
 from pfedlms.data.federated import partitioned as partition
-from pfedlms.data.partition import resolve_scheme
 from pfedlms.engine import Federation, processes
 from pfedlms.engine.criterion import Criterion
 from pfedlms.engine.participation import Participation
@@ -184,7 +183,7 @@ def partitioned(config: Config, pool: Pool) -> FederatedData:
             f"data.partition: got {chosen.partition!r}, but data are given client by client; leave it out, or give one "
             "pool (x, y)"
         )
-    scheme = "given" if pool.client_indices else resolve_scheme(chosen.partition, pool.owner, pool.classes)
+    scheme = "given" if pool.client_indices else pool.resolve_scheme(chosen.partition)
     if scheme == "given" and not pool.client_indices and "data.clients" in config.given and chosen.clients != clients:
         raise DataError(
             f"data.clients: got {chosen.clients}, but the data say whose each sample is and name {clients} "
