@@ -166,10 +166,10 @@ def from_client_indices(
         train, test = splits.train, splits.held_out
     else:
         cut = partial(split, pool.strata, seed=seed) if pool.overlap is None else pool.split_in_order
-        pairs = (own if isinstance(own, tuple) else cut(own, client=client) for client, own in enumerate(indices))
+        pairs = (part if isinstance(part, tuple) else cut(part, client=k) for k, part in enumerate(indices))
         train, test = zip(*pairs, strict=True)
     if validation and pool.overlap is not None:
-        train, held_out = zip(*(pool.split_in_order(own, k, validation) for k, own in enumerate(train)), strict=True)
+        train, held_out = zip(*(pool.split_in_order(part, k, validation) for k, part in enumerate(train)), strict=True)
     elif validation:
         splits = Splits(train, pool.strata, seed, validation, "validation")
         _check_validation_sizes(splits.held_out.sizes, validation)

@@ -2,7 +2,7 @@
 
     one data set              (x, y) · a torch Dataset · a Hugging Face Dataset              partitioned over clients
     two of them in a tuple    (train, test), and a DatasetDict or dict of such splits        pooled and partitioned
-    a list or dict            clients, each a (train, test) pair or one data set             one is split 75/25
+    a list or dict            clients, each a (train, test) pair or one data set             a single one is split 75/25
 
 A tuple of two ((x, y), (x, y)) pairs is two clients.
 """

@@ -232,13 +232,13 @@ def label_column(value: Any, name: str, what: str = "label") -> tuple[str, NDArr
         raise DataError(f"{name}: got no {what}s, expected one for each sample")
     if y.dtype.kind in "iu":
         return "numbers", y.astype(np.int64)
-    values: list[Any] = [each.decode(errors="replace") if isinstance(each, bytes) else each for each in y.tolist()]
-    if missing := [row for row, each in enumerate(values) if _is_missing(each)]:
+    values: list[Any] = [label.decode(errors="replace") if isinstance(label, bytes) else label for label in y.tolist()]
+    if missing := [row for row, label in enumerate(values) if _is_missing(label)]:
         raise DataError(
             f"{name}: {len(missing)} {what}{'s are' if len(missing) != 1 else ' is'} missing, the first in sample "
             f"{missing[0]} (from 0); fill in what is missing, or leave those samples out"
         )
-    match sorted({type(each).__name__ for each in values}):
+    match sorted({type(label).__name__ for label in values}):
         case ["str"]:
             return "texts", np.array(values)
         case ["bool"]:
@@ -246,7 +246,7 @@ def label_column(value: Any, name: str, what: str = "label") -> tuple[str, NDArr
         case ["int"]:
             return "numbers", np.array(values)
         case ["float"]:
-            if broken := [each for each in values if not each.is_integer() or abs(each) >= _MAX_EXACT]:
+            if broken := [label for label in values if not label.is_integer() or abs(label) >= _MAX_EXACT]:
                 raise DataError(
                     f"{name}: got {what}s such as {_first_few(broken)}, {expected}; numbers to be predicted as they "
                     "are need a loss, which is given in Python: pfedlms.run((x, y), model, loss=…)"

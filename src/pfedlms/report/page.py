@@ -32,7 +32,7 @@ def write_page(
         raise UsageError(f"{page}: is a folder, expected a file to write; name one with -o report.html")
     by_stem: dict[str, Figure] = {}
     if figures is not None:
-        named = ((f"{own['slug']}-{figure.name}", figure) for own in contents for figure in own["figures"])
+        named = ((f"{part['slug']}-{figure.name}", figure) for part in contents for figure in part["figures"])
         by_stem = {str(Path(figures, name)): figure for name, figure in named}
     files = {page: _render(contents, style, left_out)}
     files |= {Path(f"{stem}.csv"): figure.csv() for stem, figure in by_stem.items()}
@@ -116,7 +116,7 @@ def _render(contents: Sequence[Mapping[str, Any]], style: Mapping[str, Look], le
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["break_points"] = _add_break_points
-    sections = [own["section"] for own in contents]
+    sections = [part["section"] for part in contents]
     title = sections[0].title if len(sections) == 1 else f"{len(sections)} studies"
     return environment.get_template("page.html.j2").render(
         title=title, contents=contents, style=style, left_out=left_out, version=__version__, light=LIGHT, dark=DARK,

@@ -171,13 +171,13 @@ def partition_text(summary: Summary, data: Mapping[str, Any]) -> str:
 _RUN_KEYS = ("method", "seed", "status")
 
 
-def results_json(runs: Sequence[RunLike], planned: Sequence[Settings] = (), **more: Any) -> dict[str, Any]:
+def results_json(runs: Sequence[RunLike], planned: Sequence[Settings] = (), **keys: Any) -> dict[str, Any]:
     """The document of results.json: one entry per run, with the settings in which the runs differ. All `planned` runs
-    are compared, so that these settings stay the same until all runs are done."""
+    are compared, so that these settings stay the same until all runs are done. `keys` are added to the document."""
     same, differing = compare_settings(planned or [run.settings for run in runs])
     entries = []
-    for run, own in zip(runs, differing, strict=False):
-        entry = {"name": run.label, **{key: run.summary[key] for key in _RUN_KEYS}, "settings": own}
+    for run, settings in zip(runs, differing, strict=False):
+        entry = {"name": run.label, **{key: run.summary[key] for key in _RUN_KEYS}, "settings": settings}
         for column in COLUMNS:
             outer, _, inner = column.path.partition(".")
             if inner:
@@ -187,20 +187,20 @@ def results_json(runs: Sequence[RunLike], planned: Sequence[Settings] = (), **mo
         for _, name in MEASURES.values():
             entry[name] = entry[name] if name in run.summary else None
         entries.append({**entry, "directory": run.directory.name if run.directory else None})
-    return {"schema": 1, **more, "settings": same, "runs": entries}
+    return {"schema": 1, **keys, "settings": same, "runs": entries}
 
 
 def result_records(runs: Sequence[RunLike], planned: Sequence[Settings] = ()) -> list[dict[str, Any]]:
     """One flat record per run, for results.csv and data frames."""
     differing = compare_settings(planned or [run.settings for run in runs])[1]
-    keys = list(dict.fromkeys(key for own in differing for key in own))
+    keys = list(dict.fromkeys(key for settings in differing for key in settings))
     return [
         {
             "name": run.label,
             **{key: run.summary[key] for key in _RUN_KEYS},
-            **{key: own.get(key) for key in keys},
+            **{key: settings.get(key) for key in keys},
             **{column.key: column.value(run.summary) for column in COLUMNS if column.path},
             "directory": run.directory.name if run.directory else None,
         }
-        for run, own in zip(runs, differing, strict=False)
+        for run, settings in zip(runs, differing, strict=False)
     ]

@@ -124,8 +124,9 @@ def compare_settings(configs: Sequence[Settings]) -> tuple[dict[str, Any], list[
         for config in configs
     ]  # fmt: skip
     keys = [key for key in dict.fromkeys(key for config in flat for key in config) if key not in _NOT_COMPARED]
-    same = {key: flat[0][key] for key in keys if all(key in own and own[key] == flat[0].get(key) for own in flat)}
-    return same, [{key: own[key] for key in keys if key in own and key not in same} for own in flat]
+    first = flat[0]
+    same = {key: first[key] for key in keys if all(key in each and each[key] == first.get(key) for each in flat)}
+    return same, [{key: each[key] for key in keys if key in each and key not in same} for each in flat]
 
 
 def curves(runs: Iterable[RunLike], measure: str = "p_acc") -> list[dict[str, Any]]:
@@ -211,19 +212,19 @@ class Combination:
 
 def combinations(section: Section) -> list[Combination]:
     """The combinations of a sweep, in the order of its runs."""
-    found = []
+    cells = []
     for label, row in rows_of_runs(section.runs).items():
         axes = {key: row[0].settings[key.partition(".")[0]].get(key.partition(".")[2]) for key in section.axes}
         scores: list[Any] = [(run.summary.get(MEASURES[section.by][1]) or {}).get("last10") for run in row]
         complete = all(run.summary["status"] == "finished" for run in row) and None not in scores
-        found.append(Combination(label, axes, row, list(map(float, scores)) if complete else []))
-    return found
+        cells.append(Combination(label, axes, row, list(map(float, scores)) if complete else []))
+    return cells
 
 
 def best_combination(section: Section) -> Combination | None:
     """The combination of a sweep with the highest score, the first of equals; None before any has a score."""
-    scored = [(each.score, each) for each in combinations(section) if each.score is not None]
-    return max(scored, key=lambda pair: pair[0])[1] if scored else None
+    scored = (cell for cell in combinations(section) if cell.scores)
+    return max(scored, key=lambda cell: mean(cell.scores), default=None)
 
 
 def group_by_problem(runs: Sequence[RunLike]) -> list[Section]:

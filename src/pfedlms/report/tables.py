@@ -136,7 +136,7 @@ class Table:
         has_words = any(column.left_aligned for column in columns)  # rich breaks words into several lines
         if width is not None and not has_words and _width(self._rich_table(columns)) > width:
             columns = [self._narrow(column, first=place == 0) for place, column in enumerate(columns)]
-            for column in sorted((own for own in columns[::-1] if own.optional), key=lambda own: -own.optional):
+            for column in sorted(filter(lambda c: c.optional, columns[::-1]), key=lambda c: -c.optional):
                 if _width(self._rich_table(columns)) > width:
                     columns = [other for other in columns if other is not column]
                     left_out += [column.head.replace("\n", " ")] if column.optional == 1 else []
