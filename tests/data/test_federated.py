@@ -104,7 +104,7 @@ def test_the_fingerprint_tells_data_apart(remembered: int, monkeypatch: pytest.M
     ]
     made.append(from_pool(x[::-1], y[::-1], Partitioning(5, 0.5, 0, 2, 0, "iid")))
     assert len({data.fingerprint() for data in made}) == 6
-    assert any(data.train._splits.cache for data in made) == (remembered == 5)
+    assert any(data.train.splits.cache for data in made) == (remembered == 5)
     again = from_pool(x, y, Partitioning(5, 0.5, 0, 2, 0.2, "iid"))
     assert again.fingerprint() == made[2].fingerprint()
     hidden = FederatedData(again.x, again.y, tuple(again.train), tuple(again.test), again.classes)

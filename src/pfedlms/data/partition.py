@@ -66,7 +66,7 @@ class Splits:
         if not missing:
             return
         if isinstance(self.samples, SplitSide):
-            self.samples.prefetch(missing)
+            self.samples.splits.prefetch(missing)
         samples = [self.samples[client] for client in missing]
         sizes = np.array([len(indices) for indices in samples])
         keys = streams(self._seed, self._name, np.array(missing))
@@ -83,7 +83,7 @@ class SplitSide(Sequence[Indices]):
     """One side of all clients' splits: `side[k]` are the samples of client k, ascending."""
 
     def __init__(self, splits: Splits, side: int, sizes: Indices) -> None:
-        self._splits, self._side, self.sizes = splits, side, sizes
+        self.splits, self._side, self.sizes = splits, side, sizes
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -92,13 +92,13 @@ class SplitSide(Sequence[Indices]):
         if not -len(self) <= client < len(self):
             raise IndexError(f"client: got {client}, expected 0 to {len(self) - 1}")
         client = int(client) % len(self)
-        self.prefetch((client,))
-        return self._splits.cache[client][self._side]
+        self.splits.prefetch((client,))
+        return self.splits.cache[client][self._side]
 
     def __iter__(self) -> Iterator[Indices]:
         for start in range(0, len(self), _BLOCK):
             block = range(start, min(start + _BLOCK, len(self)))
-            self.prefetch(block)
+            self.splits.prefetch(block)
             yield from (self[client] for client in block)
 
     @property
@@ -108,13 +108,9 @@ class SplitSide(Sequence[Indices]):
 
     def defining_arrays(self) -> Iterator[NDArray[Any]]:
         """The arrays that decide the splits, for a fingerprint that need not draw the splits of all clients."""
-        yield self._splits.keys
-        samples = self._splits.samples
+        yield self.splits.keys
+        samples = self.splits.samples
         yield from samples.defining_arrays() if isinstance(samples, ClientSets | SplitSide) else samples
-
-    def prefetch(self, clients: Sequence[int]) -> None:
-        """See `Splits.prefetch`."""
-        self._splits.prefetch(clients)
 
 
 def client_sizes(samples: Sequence[Indices]) -> Indices:
