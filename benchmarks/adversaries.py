@@ -28,7 +28,7 @@ from pfedlms.experiment.config import Config
 from pfedlms.experiment.prepare import as_configured, keeping_pools, prepare
 from pfedlms.methods import Method
 from pfedlms.report.runs import Spread
-from pfedlms.report.tables import Column, Table, accuracy
+from pfedlms.report.tables import Column, Table, accuracy_text
 
 Tell = Callable[[Method, tuple[int, ...]], None]
 FIELDS = {
@@ -128,7 +128,7 @@ def show(rows: list[dict[str, Any]]) -> None:
         lost = f"{sum(bool(row['ended']) for row in own)} of {len(own)}"
         records.append({"method": f"`{method}`", "liars": scenario, **spreads, "diverged": lost})
     columns = [Column(key, key) for key in ("method", "liars")]
-    columns += [Column(key, head, accuracy) for key, head in heads.items()]
+    columns += [Column(key, head, accuracy_text) for key, head in heads.items()]
     print(Table([*columns, Column("diverged", "diverged")], records).markdown())
 
 

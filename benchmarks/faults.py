@@ -66,7 +66,7 @@ FAULTS = (
           "data/images.py", "pixels.transpose(0, 3, 1, 2)", "pixels.transpose(0, 3, 2, 1)",
           "data/test_parquet.py -k found"),
     Fault("data-folder", "data", "The key of a decoded image folder depends on the names of its files alone.",
-          "data/images.py", "else contents(file)).digest()", "else str(file).encode()).digest()",
+          "data/images.py", "else read_contents(file)).digest()", "else str(file).encode()).digest()",
           "data/test_folder.py"),
     Fault("data-cache", "data", "A copy in the cache whose checksum (now that of a zip file) is wrong ends the run.",
           "data/images.py", "KeyError, EOFError, zipfile.BadZipFile)", "KeyError, EOFError)",
@@ -197,9 +197,9 @@ FAULTS = (
           "engine/federation.py", "value.double().mean(dim=0).to(value.dtype) if value.is_floating_point()",
           "value[0] if value.is_floating_point()", "experiment/test_show_and_export.py -k running_statistics"),
     Fault("results-csv", "report", "Every accuracy column of results.csv holds the final accuracy.",
-          "report/results.py", "column.value(run.summary) for column in COLUMNS if column.place}",
-          'replace(column, place=column.place.replace("last10", "final").replace("max", "final")).value(run.summary)\n'
-          "               for column in COLUMNS if column.place}", "experiment/test_variants.py -k rows_folders"),
+          "report/results.py", "column.value(run.summary) for column in COLUMNS if column.path}",
+          'replace(column, path=column.path.replace("last10", "final").replace("max", "final")).value(run.summary)\n'
+          "               for column in COLUMNS if column.path}", "experiment/test_variants.py -k rows_folders"),
     Fault("compare-std", "report", "The ± of a comparison divides by the number of seeds instead of one less.",
           "report/runs.py", "from statistics import mean, stdev", "from statistics import mean, pstdev as stdev",
           "report/test_report_tables.py -k rows_of"),

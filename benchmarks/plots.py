@@ -49,13 +49,13 @@ def curve(name: str, own: Seeds, scale: float = 1.0) -> Points:
 
 def points(records: Points, x: str, y: str, title: str, style: Mapping[str, Look]) -> Any:
     """Points with error bars, those of a row joined; they are diamonds where the row's lines are dashed."""
-    alt = charts.altair()
+    alt = charts.import_altair()
     across = alt.X("x:Q", title=x, scale=alt.Scale(type="log", nice=False, padding=24))
-    span = alt.Scale(domain=list(charts.shown_range(records)), nice=False)
+    span = alt.Scale(domain=list(charts.value_range(records)), nice=False)
     up, low = (alt.Y(f"{key}:Q", title=y, scale=span) for key in ("mean", "low"))
     forms = ["circle" if look.dash == [1, 0] else "diamond" for look in style.values()]
     shape = alt.Shape("row:N", sort=None, scale=alt.Scale(domain=list(style), range=forms))
-    base = charts.data(records).encode(across, color=charts.coloured(style, alt.Legend(symbolSize=80)))
+    base = charts.chart_of(records).encode(across, color=charts.row_colours(style, alt.Legend(symbolSize=80)))
     return alt.layer(
         base.mark_line(strokeWidth=1.5, opacity=0.6).encode(up),
         base.mark_rule(strokeWidth=1.5).encode(low, alt.Y2("high:Q")),
@@ -87,9 +87,9 @@ def by_bytes(setup: str = "a0.5") -> Any:
         records.append({"row": "local, nothing sent", "mean": local})
         style["local, nothing sent"] = looks(["local"])["local"]
         words = "MiB a client has sent and received", "P-acc, %, mean over seeds"
-        chart = charts.lines(records, *words, log=True, title=DATASETS[dataset], style=style)
+        chart = charts.line_chart(records, *words, log_x=True, title=DATASETS[dataset], style=style)
         panels.append(chart.properties(width=400, height=380))
-    return charts.beside(panels)
+    return charts.combine_charts(panels)
 
 
 def regime(name: str) -> Any:
@@ -111,11 +111,11 @@ def regime(name: str) -> Any:
         if records:
             records.sort(key=lambda each: TUNED.index(each["row"]))
             words = "MiB of the whole run, all clients", "accuracy of all clients at the end, %"
-            chart = points(records, *words, DATASETS[dataset], style) if name in SPARSE else charts.lines(
-                records, "MiB so far, all clients", "P-acc, %", log=True, title=DATASETS[dataset], style=style
+            chart = points(records, *words, DATASETS[dataset], style) if name in SPARSE else charts.line_chart(
+                records, "MiB so far, all clients", "P-acc, %", log_x=True, title=DATASETS[dataset], style=style
             )  # fmt: skip
             panels.append(chart.properties(width=330, height=260))
-    return charts.beside(panels, columns=2)
+    return charts.combine_charts(panels, columns=2)
 
 
 def per_round(own: Seeds, *parts: str) -> float:
@@ -147,7 +147,7 @@ def thresholds() -> Any:
             )
             records.append({"row": kind, "x": sent, "label": f"T = {method['thresholds']}", **ends(values)})
     style = {LAYERWISE: Look.number(0), WHOLE: Look.number(3)}
-    return charts.styled(points(records, "MiB per round", "P-acc, %", "CIFAR-10, α = 0.5", style))
+    return charts.apply_style(points(records, "MiB per round", "P-acc, %", "CIFAR-10, α = 0.5", style))
 
 
 FIGURES: dict[str, Callable[[], Any]] = {

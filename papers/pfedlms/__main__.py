@@ -14,7 +14,7 @@ from rich.console import Console
 from papers.pfedlms.reproduce import DATASETS, NAMES, reproduce
 from papers.pfedlms.runs import Outcome, Wanted, read_rows
 from pfedlms.errors import PfedlmsError
-from pfedlms.report.tables import counted
+from pfedlms.report.tables import count_text
 
 DESCRIPTION = """Train what a table or figure of the paper needs, and print it beside the paper's numbers. The same
 command again resumes it. Runs that are finished are kept, and used by every table that has them."""
@@ -87,7 +87,7 @@ def _reproduce(options: argparse.Namespace) -> int:
     say(f"results: {options.out}")
     broken = sum(own.broken for own in done.values())
     if broken:
-        say(f"error: {counted(broken, 'run')} did not finish; the tables name them")
+        say(f"error: {count_text(broken, 'run')} did not finish; the tables name them")
     return 1 if broken or any(own.missing for own in done.values()) else 0
 
 

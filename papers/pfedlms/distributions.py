@@ -65,7 +65,7 @@ def sheets(dataset: str, document: Mapping[str, Any]) -> list[Sheet]:
 
 def chart(document: Mapping[str, Any]) -> Any:
     """The weights of every layer after some rounds, and accuracy over rounds with those rounds marked."""
-    alt = charts.altair()
+    alt = charts.import_altair()
     panels: list[Any] = []
     for stage in document["stages"]:
         bins = [
@@ -73,10 +73,10 @@ def chart(document: Mapping[str, Any]) -> Any:
             for layer, own in stage["layers"].items()
             for low, density in zip(own["edges"], [*own["density"], 0.0], strict=True)
         ]
-        style = {row: charts.Look.number(place) for place, row in enumerate(charts.rows_of(bins))}
-        drawn = charts.data(bins).mark_area(interpolate="step-after", opacity=0.35, line={"strokeWidth": 1})
+        style = {row: charts.Look.number(place) for place, row in enumerate(charts.group_by_row(bins))}
+        drawn = charts.chart_of(bins).mark_area(interpolate="step-after", opacity=0.35, line={"strokeWidth": 1})
         density = alt.Y("density:Q", stack=None, title="density" if not panels else None)
-        colour = charts.coloured(style, alt.Legend(orient="top", direction="vertical"))
+        colour = charts.row_colours(style, alt.Legend(orient="top", direction="vertical"))
         tips = charts.tooltips("row:N", "weight:Q", "density:Q")
         drawn = drawn.encode(alt.X("weight:Q"), density, color=colour, tooltip=tips)
         panels.append(drawn.properties(width=220, height=200, title=f"round {stage['round']}"))
@@ -86,8 +86,10 @@ def chart(document: Mapping[str, Any]) -> Any:
         {"row": "g_acc", "x": number - 1, "mean": own, "marked": number - 1 in marked}
         for number, own in zip(*document["curve"].values(), strict=True)
     ]
-    accuracy = charts.lines(points, "round", "", whole=True, style={"g_acc": charts.Look(charts.ORANGE)})
-    dots = charts.data(point for point in points if point["marked"]).mark_point(filled=True, color=charts.LIGHT["ink"])
+    accuracy = charts.line_chart(points, "round", "", full_range=True, style={"g_acc": charts.Look(charts.ORANGE)})
+    dots = charts.chart_of(point for point in points if point["marked"]).mark_point(
+        filled=True, color=charts.LIGHT["ink"]
+    )
     accuracy += dots.encode(alt.X("x:Q"), alt.Y("mean:Q"))
     panels.append(accuracy.properties(width=220, height=200, title="accuracy of the shared model, %"))
-    return charts.styled(alt.hconcat(*panels).resolve_scale(color="independent", strokeDash="independent"))
+    return charts.apply_style(alt.hconcat(*panels).resolve_scale(color="independent", strokeDash="independent"))

@@ -14,7 +14,7 @@ from papers.pfedlms.experiments import Settings, merged
 from papers.pfedlms.sheets import Runs, Sheet
 from pfedlms.errors import ConfigError, DataError, UsageError
 from pfedlms.methods import METHODS
-from pfedlms.report.tables import counted
+from pfedlms.report.tables import count_text
 
 ROW = {"config", "status", "summary", "curve"}
 ENDED = ("finished", "diverged")
@@ -78,7 +78,7 @@ def gather(cells: Mapping[str, Settings], wanted: Wanted, outcome: Outcome) -> R
         if ended and key in configs and key not in known and pfedlms.same_run(configs[key], run.config):
             known[key] = run
     left = len(configs) - len(known)
-    wanted.say(f"{data.dataset}: {counted(len(configs), 'cell')}, {len(known)} known or finished, {left} to train")
+    wanted.say(f"{data.dataset}: {count_text(len(configs), 'cell')}, {len(known)} known or finished, {left} to train")
     for seed in wanted.seeds:
         todo = {name: own for name, own in cells.items() if (name, seed) not in known}
         if not todo or outcome.signal or data.dataset in outcome.missing:

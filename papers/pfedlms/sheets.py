@@ -11,7 +11,7 @@ from typing import Any
 import pfedlms
 from papers.pfedlms.experiments import Row, on, printed
 from pfedlms.report.runs import MIB
-from pfedlms.report.tables import Column, Table, counted
+from pfedlms.report.tables import Column, Table, count_text
 
 Runs = dict[str, list[pfedlms.Run]]
 """By the name of a cell or row, one run per seed."""
@@ -174,7 +174,7 @@ def frugal_fedavg(runs: Runs) -> dict[str, int]:
         per_round = mean(sum(run.summary["bytes_per_round"].values()) for run in plain)
         paid = int(mean(run.summary["total_bytes"] for run in own) // per_round)
         bytes_of = f"bytes of {name}" if paid else f"> bytes of {name}"
-        found[f"{_SHORTER}{counted(max(1, paid), 'round')} ({bytes_of})"] = max(1, paid)
+        found[f"{_SHORTER}{count_text(max(1, paid), 'round')} ({bytes_of})"] = max(1, paid)
     return found
 
 

@@ -91,9 +91,9 @@ def chart(document: Record) -> Any:
     ]  # fmt: skip
     panels = [panel.properties(width=360, height=260) for panel in panels]
     title = f"{document['dataset']}: softmax regression, η = 1/L_F"
-    above, below = (charts.altair().hconcat(*some) for some in (panels[:3], panels[3:]))
+    above, below = (charts.import_altair().hconcat(*some) for some in (panels[:3], panels[3:]))
     below = below.resolve_scale(color="independent", strokeDash="independent")
-    return charts.beside([above, below], columns=1, title=title, shared=False)
+    return charts.combine_charts([above, below], columns=1, title=title, shared_legend=False)
 
 
 def _terms(rows: Sequence[Record], axis: str, x: str) -> Any:
@@ -105,7 +105,7 @@ def _terms(rows: Sequence[Record], axis: str, x: str) -> Any:
         if row[key] > 0
     ]
     ticks, y = [f"{row[axis]}" for row in rows], "both sides of the theorem"
-    return charts.lines(points, x, y, log_y=True, marks=True, ticks=ticks, style=dict(SERIES.values()))
+    return charts.line_chart(points, x, y, log_y=True, show_points=True, ticks=ticks, style=dict(SERIES.values()))
 
 
 def _lines(records: Sequence[Record], columns: Mapping[str, str], y: str) -> Any:
@@ -116,7 +116,7 @@ def _lines(records: Sequence[Record], columns: Mapping[str, str], y: str) -> Any
         for record in records
         if record[key] > 0
     ]
-    rows = charts.rows_of(points)
+    rows = charts.group_by_row(points)
     settings = len(rows) // len(columns)
     style = {row: Look.number(8 * (place // settings) + place % settings) for place, row in enumerate(rows)}
-    return charts.lines(points, "round", y, log_y=True, style=style)
+    return charts.line_chart(points, "round", y, log_y=True, style=style)

@@ -130,7 +130,7 @@ def test_one_data_set_is_what_the_arrays_are(make: Callable[[], Any], samples: n
     plain = from_pool(samples, Y, Partitioning(*DEAL))
     assert plain.x.numpy().dtype == samples.dtype  # float32, or int64
     given = read(make())
-    assert not given.held
+    assert not given.client_indices
     assert same(partitioned(given, Partitioning(*DEAL)), plain)
     assert read(given) is given
     how = Partitioning(*DEAL, validation=0.3)
@@ -161,7 +161,7 @@ CLIENTS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
 @pytest.mark.parametrize(("make", "names"), CLIENTS.values(), ids=CLIENTS)
 def test_clients_are_what_their_arrays_are(make: Callable[[], Any], names: tuple[str, ...]) -> None:
     given = read(make())
-    assert len(given.held) == 2
+    assert len(given.client_indices) == 2
     data = partitioned(given, Partitioning(*DEAL))
     assert same(data, from_pairs(PAIRS))
     assert data.client_names == names

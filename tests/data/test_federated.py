@@ -96,7 +96,7 @@ def test_a_single_training_sample_is_trained_on() -> None:
 def test_the_fingerprint_tells_data_apart(remembered: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other partitions, other shares set aside and other samples; of more clients than are remembered no splits are
     drawn for it."""
-    monkeypatch.setattr("pfedlms.data.partition.REMEMBERED", remembered)
+    monkeypatch.setattr("pfedlms.data.partition.MAX_CACHED", remembered)
     x, y = np.arange(160, dtype=np.float32).reshape(80, 2), np.arange(80) % 4
     made = [
         from_pool(x, y, Partitioning(5, 0.5, seed, 2, share, scheme))
@@ -104,7 +104,7 @@ def test_the_fingerprint_tells_data_apart(remembered: int, monkeypatch: pytest.M
     ]
     made.append(from_pool(x[::-1], y[::-1], Partitioning(5, 0.5, 0, 2, 0, "iid")))
     assert len({data.fingerprint() for data in made}) == 6
-    assert any(data.train._splits.found for data in made) == (remembered == 5)
+    assert any(data.train.splits.cache for data in made) == (remembered == 5)
     again = from_pool(x, y, Partitioning(5, 0.5, 0, 2, 0.2, "iid"))
     assert again.fingerprint() == made[2].fingerprint()
     hidden = FederatedData(again.x, again.y, tuple(again.train), tuple(again.test), again.classes)
@@ -125,7 +125,7 @@ def test_arrays_in_a_folder_are_mapped(tmp_path: Path) -> None:
     assert np.array_equal(pool.x, x)
     assert pool.y.tolist() == y.tolist()
     assert pool.owner is not None
-    assert (pool.owner.tolist(), pool.owners) == ([0] * 4 + [1] * 4, ("0", "7"))
+    assert (pool.owner.tolist(), pool.client_names) == ([0] * 4 + [1] * 4, ("0", "7"))
     assert partitioned(pool, Partitioning(2, 1.0, 0, 2)).client_names == ("0", "7")  # though one is its number
     (tmp_path / "y.npy").write_bytes(b"nothing")
     with pytest.raises(DataError, match=r"x\.npy: arrays of its folder cannot be read .*numpy\.save"):

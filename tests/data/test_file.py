@@ -14,7 +14,7 @@ import pytest
 from pyarrow import parquet
 
 from pfedlms.data import Pool, load_pool
-from pfedlms.data.file import read_columns, texts_in
+from pfedlms.data.file import read_columns, texts_by_client
 from pfedlms.errors import DataError
 
 
@@ -55,9 +55,9 @@ def test_columns_by_hand(write: Write, tmp_path: Path) -> None:
     assert pool.y.tolist() == [0, 1, 0]
     assert pool.names == ("cat", "dog")
     assert pool.owner is not None
-    assert (pool.owner.tolist(), pool.owners) == ([1, 0, 1], ("bob", "eva"))
+    assert (pool.owner.tolist(), pool.client_names) == ([1, 0, 1], ("bob", "eva"))
     unowned = read(write(tmp_path / "u", {name: column for name, column in TABLE.items() if name != "client"}))
-    assert (unowned.x.shape, unowned.owner, unowned.owners) == ((3, 2), None, ())
+    assert (unowned.x.shape, unowned.owner, unowned.client_names) == ((3, 2), None, ())
 
 
 @both
@@ -65,7 +65,7 @@ def test_columns_by_hand(write: Write, tmp_path: Path) -> None:
 @pytest.mark.parametrize("client", ["client", "user", "client_id", "User"])
 def test_what_columns_may_be_called(write: Write, label: str, client: str, tmp_path: Path) -> None:
     pool = read(write(tmp_path / "t", {"a": [1, 2], label: [0, 1], client: [5, 3]}))
-    assert (pool.x.shape, pool.names, pool.owners) == ((2, 1), ("0", "1"), ("3", "5"))
+    assert (pool.x.shape, pool.names, pool.client_names) == ((2, 1), ("0", "1"), ("3", "5"))
 
 
 @both
@@ -75,7 +75,7 @@ def test_columns_can_be_named(write: Write, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"data\.owner_column is 'site', so the column 'user' is a feature"):
         pool = read(write(tmp_path / "t", columns), label="species", client="site")
     assert pool.x.tolist() == [[1, 7], [2, 8]]
-    assert (pool.names, pool.owners) == (("a", "b"), ("1", "2"))
+    assert (pool.names, pool.client_names) == (("a", "b"), ("1", "2"))
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ def test_csv_as_it_comes(name: str, text: str, tmp_path: Path) -> None:
 
 def test_names_of_clients_are_taken_as_they_are_spelled(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a,client,label\n1,007,0\n2,7,1\n3,1.1,0\n4,1.10,1\n")
-    assert set(read(tmp_path / "t.csv").owners) == {"007", "7", "1.1", "1.10"}
+    assert set(read(tmp_path / "t.csv").client_names) == {"007", "7", "1.1", "1.10"}
     (tmp_path / "u.csv").write_text("client,text\n007,some words\n7,other words\n")
-    assert set(texts_in(tmp_path / "u.csv", read_columns(tmp_path / "u.csv"))) == {"007", "7"}
+    assert set(texts_by_client(tmp_path / "u.csv", read_columns(tmp_path / "u.csv"))) == {"007", "7"}
 
 
 # --- arrays ---
@@ -146,7 +146,7 @@ def test_arrays_by_hand(samples: str, labels: str, client: str, kind: type, tmp_
     assert pool.x.tolist() == x.tolist()
     assert (pool.y.tolist(), pool.names) == ([1, 0, 1, 0], ("1", "2"))
     assert pool.owner is not None
-    assert (pool.owner.tolist(), pool.owners) == ([1, 0, 1, 1], ("p", "q"))
+    assert (pool.owner.tolist(), pool.client_names) == ([1, 0, 1, 1], ("p", "q"))
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_clients_of_their_own_by_hand(name: str, tmp_path: Path) -> None:
     assert pool.x.dtype == np.int64
     assert (pool.y.tolist(), pool.names) == ([1, 0, 1], ("5", "7"))
     assert pool.owner is not None
-    assert (pool.owner.tolist(), pool.owners) == ([1, 1, 0], ("a", "b"))
+    assert (pool.owner.tolist(), pool.client_names) == ([1, 1, 0], ("a", "b"))
 
 
 # --- what is refused ---

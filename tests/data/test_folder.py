@@ -129,7 +129,7 @@ def test_a_copy_is_kept_and_found_out_of_date(tmp_path: Path, own_cache: Path, m
     assert len(list(own_cache.iterdir())) == 1
     root = root.rename(tmp_path / "moved")
     with monkeypatch.context() as patch:
-        patch.setattr("pfedlms.data.images.decode_anew", None)  # nothing is decoded again
+        patch.setattr("pfedlms.data.images.decode_uncached", None)  # nothing is decoded again
         assert folder(root)[0].tolist() == first[0].tolist()
     save(root, b__1=grey(3))
     assert folder(root)[0].tolist() != first[0].tolist()

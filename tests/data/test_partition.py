@@ -8,9 +8,18 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pfedlms import rng
-from pfedlms.data import Partitioning
-from pfedlms.data.partition import Sets, Splits, assign, by_classes, by_quantity, iid, partition, split
-from pfedlms.data.partition import given as as_given
+from pfedlms.data import Partitioning, Pool
+from pfedlms.data.partition import (
+    ClientSets,
+    Splits,
+    assign,
+    by_classes,
+    by_dirichlet,
+    by_owner,
+    by_quantity,
+    iid,
+    split,
+)
 from pfedlms.errors import DataError
 
 LABELS = np.repeat(np.arange(10), 100)
@@ -30,7 +39,7 @@ def test_capacity_rule() -> None:
     saw_a_full_client = False
     for seed in range(30):
         for clients in (5, 20):
-            counts = class_counts(LABELS, partition(LABELS, clients, 0.5, seed, min_samples=1))
+            counts = class_counts(LABELS, by_dirichlet(LABELS, clients, 0.5, seed, min_samples=1))
             full = counts.cumsum(axis=1) - counts >= 1000 / clients  # classes are dealt in ascending order
             saw_a_full_client |= bool(full.any())
             assert counts[full].max(initial=0) == 0
@@ -39,7 +48,7 @@ def test_capacity_rule() -> None:
 
 
 def test_members_of_a_class_are_shuffled() -> None:
-    held = partition(LABELS, 5, 100.0, 1)[0]
+    held = by_dirichlet(LABELS, 5, 100.0, 1)[0]
     own = held[LABELS[held] == 0]
     assert len(own) > 5
     assert own.max() - own.min() >= 2 * len(own)
@@ -51,7 +60,7 @@ def test_heterogeneity_grows_as_alpha_falls() -> None:
     for alpha in (0.05, 0.5, 5.0, 500.0):
         own = []
         for seed in range(5):
-            counts = class_counts(LABELS, partition(LABELS, 10, alpha, seed, min_samples=1))
+            counts = class_counts(LABELS, by_dirichlet(LABELS, 10, alpha, seed, min_samples=1))
             own += (counts.max(axis=1) / counts.sum(axis=1)).tolist()
         shares.append(np.mean(own))
     assert shares[0] > shares[1] + 0.1 > shares[2] + 0.2 > shares[3] + 0.2
@@ -61,13 +70,13 @@ def test_heterogeneity_grows_as_alpha_falls() -> None:
 
 def test_very_small_alpha_shares_evenly_where_all_mass_is_on_full_clients() -> None:
     """Dirichlet(1e-300) puts everything on one client (or is no number at all); the partition is still complete."""
-    sets = partition(np.repeat(np.arange(4), 10), 4, 1e-300, 0, min_samples=0)
+    sets = by_dirichlet(np.repeat(np.arange(4), 10), 4, 1e-300, 0, min_samples=0)
     assert sorted(np.concatenate(sets).tolist()) == list(range(40))
 
 
 def test_an_impossible_draw_names_clients_alpha_and_remedy() -> None:
     with pytest.raises(DataError) as caught:
-        partition(LABELS, 50, 0.01, 0, min_samples=15)
+        by_dirichlet(LABELS, 50, 0.01, 0, min_samples=15)
     expected = ("1000 samples", "50 clients", "α = 0.01", "data.min_samples = 15", "100 draws", "a larger data.alpha")
     assert all(part in str(caught.value) for part in expected)
 
@@ -114,17 +123,17 @@ def split_in_plain_python(labels: np.ndarray, held: np.ndarray, seed: int, clien
 def test_splits_of_all_clients_at_once_are_those_of_each(share: float) -> None:
     draw = np.random.default_rng(1)
     labels, owner = draw.integers(0, 6, 900), draw.integers(0, 40, 900)
-    sets = Sets(owner, 40)
+    sets = ClientSets(owner, 40)
     splits = Splits(sets, labels, 3, share)
-    splits.find([7, 31, 2])  # some together, the others when they are asked for
+    splits.prefetch([7, 31, 2])  # some together, the others when they are asked for
     for client in range(40):
         held = np.flatnonzero(owner == client)
         assert sets[client].tolist() == held.tolist()
         aside = split_in_plain_python(labels, held, 3, client, share)
-        assert splits.aside[client].tolist() == aside
-        assert splits.rest[client].tolist() == sorted(set(held.tolist()) - set(aside))
-        assert (splits.rest.sizes[client], splits.aside.sizes[client]) == (len(held) - len(aside), len(aside))
-    assert [own.tolist() for own in splits.rest] == [splits.rest[client].tolist() for client in range(40)]
+        assert splits.held_out[client].tolist() == aside
+        assert splits.train[client].tolist() == sorted(set(held.tolist()) - set(aside))
+        assert (splits.train.sizes[client], splits.held_out.sizes[client]) == (len(held) - len(aside), len(aside))
+    assert [own.tolist() for own in splits.train] == [splits.train[client].tolist() for client in range(40)]
 
 
 # --- schemes: ways to partition ---------------------------------------------------------------
@@ -169,14 +178,16 @@ def test_more_clients_than_samples_allow(scheme: str, least: int, most: int) -> 
 
 def test_auto_is_given_where_the_data_say_so() -> None:
     owner = np.arange(1000) % 7
-    owned = assign(LABELS, Partitioning(3, 0.5, 0, 2), owner)
+    owned = assign(LABELS, Partitioning(3, 0.5, 0, 2, scheme="given"), owner)
     assert [held.tolist() for held in owned] == [list(range(client, 1000, 7)) for client in range(7)]
-    for name in ("auto", "dirichlet"):
-        expected = partition(LABELS, 3, 0.5, 4, 2)
-        got = assign(LABELS, Partitioning(3, 0.5, 4, 2, scheme=name), owner if name == "dirichlet" else None)
-        assert [held.tolist() for held in got] == [held.tolist() for held in expected]
+    classes, numbers = (Pool(LABELS, LABELS, count) for count in (10, 0))
+    named = Pool(LABELS, LABELS, 10, owner=owner)
+    assert [pool.resolve_scheme("auto") for pool in (named, classes, numbers)] == ["given", "dirichlet", "iid"]
+    assert named.resolve_scheme("dirichlet") == "dirichlet"
     with pytest.raises(DataError, match=r"data.partition: got 'given', but the data name no clients.*owner_column=COL"):
-        assign(LABELS, Partitioning(3, 0.5, 0, 2, scheme="given"))
+        classes.resolve_scheme("given")
+    with pytest.raises(DataError, match=r"data.partition: got 'classes', which divides classes, but targets are numb"):
+        numbers.resolve_scheme("classes")
 
 
 def test_iid_by_hand() -> None:
@@ -264,9 +275,9 @@ def test_sizes_are_skewed_by_alpha_and_classes_are_not() -> None:
 
 
 def test_given_by_hand() -> None:
-    sets = as_given(np.array([2, 0, 1, 0, 2, 2]), ("a", "b", "c"), 1)
+    sets = by_owner(np.array([2, 0, 1, 0, 2, 2]), ("a", "b", "c"), 1)
     assert [held.tolist() for held in sets] == [[1, 3], [2], [0, 4, 5]]
-    in_order = Sets(np.array([0, 0, 2, 2, 2]), 4)
+    in_order = ClientSets(np.array([0, 0, 2, 2, 2]), 4)
     assert [held.tolist() for held in in_order] == [[0, 1], [], [2, 3, 4], []]
     with pytest.raises(DataError, match=r"data.min_samples: got 3, but 2 of 3 given clients .* \(client b: 1\)"):
-        as_given(np.array([2, 0, 1, 0, 2, 2]), ("a", "b", "c"), 3)
+        by_owner(np.array([2, 0, 1, 0, 2, 2]), ("a", "b", "c"), 3)

@@ -21,7 +21,7 @@ import factories
 import pfedlms
 from pfedlms.data import Partitioning, Windows, load_dataset, load_pool, partitioned, texts
 from pfedlms.data.download import download
-from pfedlms.data.text import windows_of
+from pfedlms.data.text import cut_windows
 from pfedlms.errors import DataError, DataWarning, UsageError
 
 LINES = [
@@ -37,21 +37,21 @@ EVA, BOB = "abcab\ncab", "bbacacabba"
 
 def test_windows_by_hand() -> None:
     """eva's nine tokens give two windows of four, of which the last needs the ninth as its target."""
-    pool = windows_of({"eva": EVA, "bob": BOB}, Windows(length=4))
+    pool = cut_windows({"eva": EVA, "bob": BOB}, Windows(length=4))
     assert pool.names == ("\n", "a", "b", "c", "\ufffd")
     assert pool.classes == 5
     assert pool.x.tolist() == [[1, 2, 3, 1], [2, 0, 3, 1], [2, 2, 1, 3], [1, 3, 1, 2]]
     assert pool.y.tolist() == [[2, 3, 1, 2], [0, 3, 1, 2], [2, 1, 3, 1], [3, 1, 2, 2]]
     assert pool.x.dtype == pool.y.dtype == np.int64
     assert pool.owner is not None
-    assert (pool.owner.tolist(), pool.owners) == ([0, 0, 1, 1], ("eva", "bob"))
+    assert (pool.owner.tolist(), pool.client_names) == ([0, 0, 1, 1], ("eva", "bob"))
 
 
 def test_bytes_and_unknown_characters() -> None:
-    pool = windows_of({"a": "aé" * 3}, Windows("bytes", length=2))
+    pool = cut_windows({"a": "aé" * 3}, Windows("bytes", length=2))
     assert pool.x.tolist() == [[0x61, 0xC3], [0xA9, 0x61], [0xC3, 0xA9], [0x61, 0xC3]]
     assert (pool.classes, pool.names[0x61]) == (256, "61")
-    known = windows_of({"a": "a?b?b"}, Windows(length=1), names=("a", "b", "\ufffd"))
+    known = cut_windows({"a": "a?b?b"}, Windows(length=1), names=("a", "b", "\ufffd"))
     assert known.x.ravel().tolist() == [0, 2, 1, 2]
 
 
@@ -75,7 +75,7 @@ def test_a_tokenizer_in_python(tokenizer: Any, names: tuple[str, ...]) -> None:
     given = texts([BOB, BOB[:6]], tokenizer, window=2)
     assert given.x.tolist() == [[1, 1], [0, 2], [0, 2], [0, 1], [1, 1], [0, 2]]
     assert (given.names, given.tokens) == (names, "custom")
-    assert [own.tolist() for own in given.held] == [[0, 1, 2, 3], [4, 5]]
+    assert [own.tolist() for own in given.client_indices] == [[0, 1, 2, 3], [4, 5]]
 
 
 @pytest.mark.parametrize("stride", [1, 3, 7, 8, 20])
@@ -84,7 +84,7 @@ def test_nothing_that_is_tested_is_trained_on(stride: int, validation: float) ->
     """Each token is its own number, so targets can be compared one by one: the last quarter of windows is tested."""
     given = texts(["x" * 300, "x" * 500], lambda text: range(len(text)), window=8, stride=stride)
     data = partitioned(given, Partitioning(2, 1.0, seed=3, validation=validation))
-    for client, held in enumerate(given.held):
+    for client, held in enumerate(given.client_indices):
         parts = [data.train[client], *(data.validation[client : client + 1]), data.test[client]]
         targets = [set(data.y[own].flatten().tolist()) for own in parts]
         for earlier, later in pairwise(targets):
@@ -98,8 +98,8 @@ def test_nothing_that_is_tested_is_trained_on(stride: int, validation: float) ->
 
 
 def test_short_clients_are_left_out_and_text_stays_with_its_client() -> None:
-    pool = windows_of({"a": "ab" * 20, "b": "ab", "c": "ba" * 30}, Windows(length=4, min_tokens=40))
-    assert pool.owners == ("a", "c")
+    pool = cut_windows({"a": "ab" * 20, "b": "ab", "c": "ba" * 30}, Windows(length=4, min_tokens=40))
+    assert pool.client_names == ("a", "c")
     assert pool.names == ("a", "b", "\ufffd")
     data = partitioned(pool, Partitioning(20, 1.0, 0, min_samples=2))
     assert (data.clients, data.client_names, data.positions, data.outputs) == (2, ("a", "c"), 4, 3)
@@ -120,8 +120,8 @@ def test_a_file_of_text(name: str, tmp_path: Path) -> None:
     else:
         parquet.write_table(pa.Table.from_pylist(LINES), tmp_path / name)
     pool = load_pool(f"file:{tmp_path / name}", windows=Windows(length=4))
-    expected = windows_of({"eva": EVA, "bob": BOB}, Windows(length=4))
-    assert (pool.names, pool.owners) == (expected.names, expected.owners)
+    expected = cut_windows({"eva": EVA, "bob": BOB}, Windows(length=4))
+    assert (pool.names, pool.client_names) == (expected.names, expected.client_names)
     assert (pool.x.tolist(), pool.y.tolist()) == (expected.x.tolist(), expected.y.tolist())
     assert texts(tmp_path / name, window=4).x.tolist() == expected.x.tolist()
 
@@ -130,7 +130,7 @@ def test_text_beside_labels_is_used_if_it_is_named(tmp_path: Path) -> None:
     lines = [{"who": "a", "saying": "abab" * 9, "label": 1}, {"who": "b", "saying": "baba" * 9, "label": 0}]
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, lines)))
     pool = load_pool(f"file:{tmp_path / 't.jsonl'}", client="who", text="saying", windows=Windows(length=4))
-    assert (pool.owners, pool.tokens) == (("a", "b"), "characters")
+    assert (pool.client_names, pool.tokens) == (("a", "b"), "characters")
 
 
 LONG = json.dumps({"client": "a", "text": "ab" * 200})
@@ -179,7 +179,7 @@ def test_the_named_data_set(tmp_path: Path) -> None:
     (tmp_path / "shakespeare" / "speakers.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     with pytest.warns(DataWarning, match=r"got 2 clients, published were 1,567"):
         pool = load_pool("shakespeare", tmp_path, windows=Windows(length=4))
-    assert pool.owners == ("eva", "bob")
+    assert pool.client_names == ("eva", "bob")
     with pytest.raises(UsageError, match=r"texts belong to clients.*pfedlms\.Problem\(\"shakespeare\"\)"):
         load_dataset("shakespeare", tmp_path)
     with pytest.raises(DataError, match=r"nobody offers shakespeare for download; put speakers.jsonl.gz"):

@@ -140,7 +140,7 @@ def test_the_plan_names_classes_where_they_have_names() -> None:
         problem = Problem(data, lambda: nn.Linear(2, 12))
         config = load_config(None, merge(problem.tables(), {"method": {"name": "local"}, "run": {"device": "cpu"}}))
         plan = plan_json(config, prepare(config, problem))
-        return plan, plans.plan([plan]).intro
+        return plan, plans.plan_table([plan]).intro
 
     x = np.zeros((24, 2), dtype=np.float32)
     plan, text = plan_of({"a": (x, ["[red]", "blue"] * 12), "b": (x, ["blue", "green"] * 12)})

@@ -114,16 +114,16 @@ def made(clients: int, classes: int) -> dict[str, Any]:
 
 
 def test_long_names_stand_below_and_many_classes_are_counted() -> None:
-    table = plans.holdings(made(3, 10))
+    table = plans.client_table(made(3, 10))
     assert [column.head.strip() for column in table.columns] == ["client", "train", "test", *map(str, range(10))]
     assert list(table.records[1].values()) == ["1", 1, 1, ".", 2, *["."] * 8]
     assert "Classes: 0 class number 0, 1 class number 1, " in table.intro
-    many = plans.holdings(made(3, 120)).records[2]
+    many = plans.client_table(made(3, 120)).records[2]
     assert many == {"client": "2", "train": 1, "test": 1, "classes": 1, "largest": "class number 2: 3"}
 
 
 def test_of_many_clients_some_are_shown_from_the_largest_to_the_smallest() -> None:
-    table = plans.holdings(made(100, 2))
+    table = plans.client_table(made(100, 2))
     numbers = [int(record["client"]) for record in table.records]
     assert numbers == sorted(numbers, reverse=True)
     assert (len(numbers), numbers[0], numbers[-1]) == (40, 99, 0)

@@ -27,7 +27,7 @@ from pfedlms.experiment import store
 from pfedlms.experiment.store import RunDirectory
 from pfedlms.methods import METHODS
 from pfedlms.models import Cohort
-from pfedlms.report.progress import accuracies
+from pfedlms.report.progress import evaluation_text
 
 SMALL = {"clients": 5, "hidden": 12, "local_steps": 2, "batch_size": 8, "threads": 1, "validation": 0.25}
 
@@ -252,7 +252,7 @@ def test_a_round_of_clients_without_any_has_no_v_acc() -> None:
     taken = {record["clients"][0]: record["v_acc"] for record in result.metrics}
     assert taken.keys() == {0, 1}
     assert all((record["v_acc"] is None) == (record["clients"] == [1]) for record in result.metrics)
-    assert all(("V-acc" in accuracies(record)) == (record["v_acc"] is not None) for record in result.metrics)
+    assert all(("V-acc" in evaluation_text(record)) == (record["v_acc"] is not None) for record in result.metrics)
     measured = [record["v_acc"] for record in result.metrics if record["v_acc"] is not None]
     assert result.summary["validation_accuracy"]["last10"] == pytest.approx(np.mean(measured))
     expected = accuracy_of(result.models, result.federation.data, result.federation.data.validation, [0])

@@ -25,7 +25,8 @@ def a_summary(
     reached = {"max": max(measured), "last10": sum(measured[-10:]) / len(measured[-10:]), "final": measured[-1]}
     return {
         "schema": 1, "status": "finished", "method": method, "dataset": "digits", "model": "dnn", "seed": seed,
-        "clients": len(clients), "participation": 1.0, "rounds": len(accuracies), "evaluations": len(accuracies),
+        "clients": len(clients), "partition": "dirichlet", "participation": 1.0, "rounds": len(accuracies),
+        "evaluations": len(accuracies),
         "accuracy": reached, "everyone": {"accuracy": 60.0, "client_acc": list(clients)}, "bytes_per_round": sent,
         "total_bytes": 2 * kib * KIB * len(accuracies), "rejected": 0, "seconds": 1.5, "parameters": 18910, **more,
     }  # fmt: skip

@@ -17,7 +17,7 @@ from pfedlms.methods import METHODS
 from pfedlms.report import charts, figures
 from pfedlms.report.charts import Look, looks
 from pfedlms.report.results import comparison
-from pfedlms.report.runs import best, cells, curves, gains
+from pfedlms.report.runs import best_combination, curves, gains
 
 # --- numbers ---
 
@@ -71,7 +71,7 @@ def test_local_is_searched_for_on_the_whole_page(
 def test_the_best_of_a_sweep_is_finished_and_has_the_star(tmp_path: Path) -> None:
     axes = {"learning_rate": [0.1, 1.0], "batch_size": [8, 16]}
     section = section_of(swept(tmp_path / "s", axes, [70.0, 71.0, 90.0, 99.0], interrupted=[99.0]))
-    top = best(cells(section))
+    top = best_combination(section)
     assert top is not None
     assert (top.label, top.settings) == (
         "learning_rate=1.0 batch_size=8",
@@ -226,7 +226,7 @@ HOLDINGS = {
 
 
 def test_a_map_of_clients_and_classes(tmp_path: Path) -> None:
-    figures.holdings(HOLDINGS).save(tmp_path / "f.svg")
+    figures.client_map(HOLDINGS).save(tmp_path / "f.svg")
     root = ElementTree.parse(tmp_path / "f.svg").getroot()
     assert {"digits · 2 clients · dirichlet, α = 0.5", "9", "train"} <= {
         (each.text or "").strip() for each in root.iter()
@@ -237,6 +237,6 @@ def test_a_row_that_only_began_does_not_squeeze_the_others() -> None:
     """Of twenty values the first two are not counted."""
     values = [0.0, 1.0, 90.0, *[95.0] * 16, 100.0]
     points = [{"row": "a", "x": x, "mean": own, "low": own, "high": own} for x, own in enumerate(values)]
-    low, high = charts.shown_range(points)
+    low, high = charts.value_range(points)
     assert (low, high) == pytest.approx((90 - 0.6, 100 + 0.6))
-    assert charts.shown_range(points[-1:]) == pytest.approx((95, 105))
+    assert charts.value_range(points[-1:]) == pytest.approx((95, 105))

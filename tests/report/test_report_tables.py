@@ -13,9 +13,9 @@ from studies import a_summary, compared, section_of, swept
 
 import pfedlms
 from pfedlms.report import results
-from pfedlms.report.results import COLUMNS, comparison, described, partition_text
+from pfedlms.report.results import COLUMNS, comparison, describe_runs, partition_text
 from pfedlms.report.runs import Section, Spread, StoredRun
-from pfedlms.report.tables import Column, Table, table_of
+from pfedlms.report.tables import Column, Table, table_from_records
 
 
 def printed(table: Table, width: int | None = 80) -> str:
@@ -48,7 +48,7 @@ def test_catching_up_counts_as_received() -> None:
 
 def test_one_declaration_is_a_column_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Terminal, Markdown and LaTeX of a comparison and of a sweep; results.csv and results.json."""
-    worst = Column("worst", "worst client", results.accuracy, place="extremes.worst", note="worst: of all clients")
+    worst = Column("worst", "worst client", results.accuracy_text, path="extremes.worst", note="worst: of all clients")
     monkeypatch.setattr(results, "COLUMNS", (*COLUMNS, worst))
     runs = [
         StoredRun(run.label, {**run.summary, "extremes": {"worst": 12.5}}, run.settings, run.metrics, run.directory)
@@ -61,7 +61,7 @@ def test_one_declaration_is_a_column_everywhere(tmp_path: Path, monkeypatch: pyt
         assert "| worst client |" in table.markdown()
         assert "& worst client" in table.latex()
         assert table.records[0]["worst"] == Spread(12.5, 0.0)
-    assert results.results(runs)[0]["worst"] == 12.5
+    assert results.result_records(runs)[0]["worst"] == 12.5
     assert results.results_json(runs)["runs"][0]["extremes"] == {"worst": 12.5}
 
 
@@ -131,32 +131,31 @@ def test_a_title_leaves_out_what_is_swept() -> None:
     data = {"dataset": "digits", "clients": 3, "alpha": 0.5, "partition": "auto"}
     run = StoredRun("local", a_summary("local", [60.0], clients=(1, 2, 3), partition="dirichlet"), {"data": data})
     model = "dnn, 18,910 parameters"
-    assert list(described([run], ["train.rounds"]).values()) == ["digits", model, "3 clients, α = 0.5"]
-    assert list(described([run], ["data.alpha"]).values()) == ["digits", model, "3 clients", "1 round"]
-    assert list(described([run], ["data.clients", "data.partition"]).values()) == ["digits", model, "1 round"]
+    assert list(describe_runs([run], ["train.rounds"]).values()) == ["digits", model, "3 clients, α = 0.5"]
+    assert list(describe_runs([run], ["data.alpha"]).values()) == ["digits", model, "3 clients", "1 round"]
+    assert list(describe_runs([run], ["data.clients", "data.partition"]).values()) == ["digits", model, "1 round"]
 
 
 @pytest.mark.parametrize(
-    ("dataset", "partition", "expected"),
-    [
-        ("digits", "auto", "α = 0.5"), ("custom", "auto", ""), ("file:a.npz", "auto", ""),
-        ("custom", "classes", "partition classes"), ("digits", "quantity", "partition quantity, α = 0.5"),
-    ],
-)  # fmt: skip
-def test_the_partition_of_runs_that_do_not_tell(dataset: str, partition: str, expected: str) -> None:
-    assert partition_text({}, {"dataset": dataset, "partition": partition, "alpha": 0.5}) == expected
+    ("scheme", "expected"),
+    [("dirichlet", "α = 0.5"), ("classes", "partition classes"), ("quantity", "partition quantity, α = 0.5"), ("", "")],
+)
+def test_the_partition_in_words(scheme: str, expected: str) -> None:
+    assert partition_text({"partition": scheme}, {"alpha": 0.5}) == expected
 
 
 # --- formats ---
 
 
 def test_numbers_of_clients_are_not_rounded_away() -> None:
-    table = table_of([{"client": 0, "P-acc": 0.0012345}, {"client": 1, "P-acc": 97.315}, {"client": 2, "P-acc": None}])
-    assert [table.text_of(record, table.columns[1]) for record in table.records] == ["0.001234", "97.31", "–"]
+    table = table_from_records(
+        [{"client": 0, "P-acc": 0.0012345}, {"client": 1, "P-acc": 97.315}, {"client": 2, "P-acc": None}]
+    )
+    assert [table.cell_text(record, table.columns[1]) for record in table.records] == ["0.001234", "97.31", "–"]
 
 
 def test_latex_has_no_letter_that_latex_reads_as_its_own() -> None:
-    table = Table([Column("name", "a_b"), Column("x", "MiB ↑", results.accuracy, leads=True)],
+    table = Table([Column("name", "a_b"), Column("x", "MiB ↑", results.accuracy_text, bold_highest=True)],
                   [{"name": "50 % & #1", "x": Spread(1.0, 0.5)}, {"name": "{z}", "x": Spread(2.0)}])  # fmt: skip
     assert table.latex().splitlines() == [
         r"\begin{tabular}{lr}", r"\toprule", r"a\_b & MiB $\uparrow$ \\", r"\midrule",
@@ -166,7 +165,7 @@ def test_latex_has_no_letter_that_latex_reads_as_its_own() -> None:
 
 def test_results_keep_settings_apart_and_numbers_whole(tmp_path: Path) -> None:
     runs = section_of(compared(tmp_path / "c")).runs
-    flat = results.results(runs)
+    flat = results.result_records(runs)
     assert [row["p_acc_max"] for row in flat] == [60, 80, 75, 61, 82, 75]
     assert {row["up_payload_per_round"] for row in flat if row["method"] == "stc"} == {64 * 1024}
     assert [row["directory"] for row in flat][:2] == ["l0", "f0"]
@@ -179,7 +178,7 @@ def test_results_keep_settings_apart_and_numbers_whole(tmp_path: Path) -> None:
 def test_brackets_and_long_notes_are_shown_as_they_are() -> None:
     note = "P-acc of each participant's own model on its own test split after local steps, in percent of all [samples]"
     lines = printed(
-        table_of([{"a": "[one]", "b": "[/two]"}], "[a title of more than] eight columns", note)
+        table_from_records([{"a": "[one]", "b": "[/two]"}], "[a title of more than] eight columns", note)
     ).splitlines()
     shown = [line.strip() for line in lines if line.strip()]
     assert shown[0] == "[a title of more than] eight columns"
@@ -197,5 +196,5 @@ def test_every_column_finds_its_value_in_the_summary_of_some_run() -> None:
     words = pfedlms.data.texts({"a": "abab" * 30, "b": "baab" * 30}, window=8)
     text = pfedlms.run(words, "gru", method="fedavg", rounds=2, progress=False)
     for column in COLUMNS:
-        if column.place:
+        if column.path:
             assert any(column.value(run.summary) is not None for run in (images, text)), column.key

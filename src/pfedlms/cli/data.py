@@ -38,19 +38,19 @@ def _show(options: argparse.Namespace) -> None:
     if options.plot:
         check_file(options.plot)
     document = holdings(load_config(options.subject, overrides(options)))
-    show(options, document, lambda _: plans.holdings(document), document["clients"])
+    show(options, document, lambda _: plans.client_table(document), document["clients"])
     if options.plot:
-        figures.holdings(document).save(options.plot)
+        figures.client_map(document).save(options.plot)
 
 
 def _download(options: argparse.Namespace) -> None:
     from pfedlms.data.download import download
-    from pfedlms.data.sources import folder_of
+    from pfedlms.data.sources import data_folder
 
     name = options.subject or vars(options)["data.dataset"]
     if not name:
         raise UsageError("data download: say which data set, for example: pfedlms data download mnist --data-dir DIR")
-    folder, files = folder_of(name, vars(options)["data.dir"]), []
+    folder, files = data_folder(name, vars(options)["data.dir"]), []
     for path in download(name, folder, options.force, _Bar()):
         say(f"{path}: is there, with the published checksum")
         files.append(str(path))

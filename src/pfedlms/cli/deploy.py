@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 
 from pfedlms.cli.options import add, dispatch, say, show
-from pfedlms.report.tables import table_of
+from pfedlms.report.tables import table_from_records
 
 
 def add_deploy(sub: argparse.ArgumentParser) -> None:
@@ -40,7 +40,7 @@ def _init(options: argparse.Namespace) -> int:
     }
     given = {name: value for name, value in chosen.items() if value is not None}
     files = write_folder(options.directory, options.nodes, port=options.port, link_port=options.link_port, **given)
-    show(options, {"directory": str(options.directory), "files": list(map(str, files))}, table_of, [])
+    show(options, {"directory": str(options.directory), "files": list(map(str, files))}, table_from_records, [])
     say(f"{len(files)} files; next steps: {options.directory / 'README.md'}")
     return 0
 
@@ -50,7 +50,7 @@ def _check(options: argparse.Namespace) -> int:
 
     found = check(options.directory, options.server)
     rows = [{"": "✗" if each.wrong else "✓", "what": each.what, "found": each.said} for each in found]
-    show(options, [asdict(each) for each in found], table_of, rows)
+    show(options, [asdict(each) for each in found], table_from_records, rows)
     return int(any(each.wrong for each in found))
 
 
@@ -58,7 +58,7 @@ def _approve(options: argparse.Namespace) -> int:
     from pfedlms.flower.approval import approve, run_config
 
     entry = approve(options.directory, run_config(["--run-config", options.run_config] if options.run_config else []))
-    show(options, entry, table_of, [{"what": key, "approved": str(value)} for key, value in entry.items()])
+    show(options, entry, table_from_records, [{"what": key, "approved": str(value)} for key, value in entry.items()])
     return 0
 
 
@@ -66,7 +66,7 @@ def _upgrade(options: argparse.Namespace) -> int:
     from pfedlms.flower.folder import upgrade
 
     steps = upgrade(options.directory)
-    show(options, {"steps": steps}, table_of, [])
+    show(options, {"steps": steps}, table_from_records, [])
     for step in steps:
         say(step)
     return 0

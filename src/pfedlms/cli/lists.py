@@ -8,7 +8,7 @@ from typing import Any
 
 from pfedlms.cli.options import add, overrides, show
 from pfedlms.errors import UsageError
-from pfedlms.report.tables import table_of
+from pfedlms.report.tables import table_from_records
 
 Rows = list[dict[str, Any]]
 
@@ -34,7 +34,7 @@ def bits(options: argparse.Namespace) -> None:
 
     chosen = overrides(options)
     rows = bits_table(chosen, options.classes)
-    show(options, rows[0] if "name" in chosen.get("method", {}) else rows, plans.bits, rows)
+    show(options, rows[0] if "name" in chosen.get("method", {}) else rows, plans.message_table, rows)
 
 
 def add_listing(sub: argparse.ArgumentParser) -> None:
@@ -51,7 +51,7 @@ def add_methods(sub: argparse.ArgumentParser) -> None:
 
 def listing(options: argparse.Namespace) -> None:
     rows = {"methods": list_methods, "datasets": datasets, "models": models, "settings": settings}[options.command]()
-    show(options, rows, table_of, rows)
+    show(options, rows, table_from_records, rows)
 
 
 def methods(options: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from pfedlms.cli.options import add, say, show_table
 from pfedlms.cli.train import show_found
 from pfedlms.errors import PfedlmsError, RunDirectoryError, UsageError
-from pfedlms.report.runs import RunLike, Section, by_problem
+from pfedlms.report.runs import RunLike, Section, group_by_problem
 
 _DEPTH = 4
 """Folders in folders that are searched for runs."""
@@ -53,7 +53,7 @@ def show_stored(options: argparse.Namespace) -> int:
     from pfedlms.experiment.runs import per_client
     from pfedlms.experiment.store import SERVER_AGAIN, RunDirectory
     from pfedlms.experiment.studies import refuse_study
-    from pfedlms.report.tables import table_of
+    from pfedlms.report.tables import table_from_records
 
     out = options.directory
     if options.clients:
@@ -62,7 +62,7 @@ def show_stored(options: argparse.Namespace) -> int:
     rows = per_client(found) if isinstance(found, Run) and options.clients else []
     show_found(options, found, **({"per_client": rows} if rows else {}))
     if rows and not options.json:
-        show_table(table_of(rows))
+        show_table(table_from_records(rows))
     if found.interrupted:
         on_nodes = RunDirectory(out).on_nodes
         if isinstance(found, Run):
@@ -122,7 +122,7 @@ def sections_of(directories: Iterable[str | Path]) -> tuple[list[Section], list[
         if runs:
             kind = "Sweep" if axes else "Comparison"
             sections.append(Section(folder.resolve().name, runs, kind, axes, manifest["by"]))
-    sections += by_problem(alone)
+    sections += group_by_problem(alone)
     for reason in left_out:
         warnings.warn(f"left out of the page: {reason}", stacklevel=2)
     if not sections:

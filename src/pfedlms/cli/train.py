@@ -13,7 +13,7 @@ from rich.console import Console
 from pfedlms.cli.options import add, add_study, assignments, best_round, out_directory, overrides, say, show, show_table
 from pfedlms.errors import UsageError
 from pfedlms.experiment.schema import COMPARED
-from pfedlms.report.progress import screen
+from pfedlms.report.progress import progress_callbacks
 from pfedlms.report.runs import score_text
 
 
@@ -61,14 +61,16 @@ def run(options: argparse.Namespace) -> int:
     config = load_config(options.config, overrides(options))
     if options.dry_run:
         document = plan_json(config, prepare(config))
-        show(options, document, plans.plan, [document])
+        show(options, document, plans.plan_table, [document])
         return 0
     out = out_directory(options, config.run.out, f"{config.data.title}-{config.method}")
-    with screen(not options.quiet) as callbacks:
+    with progress_callbacks(not options.quiet) as callbacks:
         done = begin(config.with_run(out=str(out)), callbacks=callbacks, profile=options.profile)
     if options.profile:
         # On standard error, so that it goes with --json too.
-        show_table(plans.profile(done.summary.get("stages", {}), max(1, done.summary["rounds"])), Console(stderr=True))
+        show_table(
+            plans.profile_table(done.summary.get("stages", {}), max(1, done.summary["rounds"])), Console(stderr=True)
+        )
     return _report(options, done)
 
 
@@ -96,7 +98,7 @@ def _study(options: argparse.Namespace, made: Any, label: str) -> int:
     out = out_directory(options, first.run.out, f"{first.data.title}-{label}")
     if options.plot:
         check_file(options.plot)
-    with screen(not options.quiet) as callbacks:
+    with progress_callbacks(not options.quiet) as callbacks:
         done = made.begin(out, callbacks, options.workers)
     code = _report(options, done)
     if options.plot and not done.interrupted:
@@ -109,7 +111,7 @@ def resume(options: argparse.Namespace) -> int:
 
     found = load(options.directory, data_dir=options.data_dir)
     workers = (options.workers,) if isinstance(found, Study) else ()
-    with screen(not options.quiet) as callbacks:
+    with progress_callbacks(not options.quiet) as callbacks:
         return _report(options, found.play(callbacks, *workers))
 
 

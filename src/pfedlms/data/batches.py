@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedlms.data.federated import FederatedData
-from pfedlms.data.partition import sizes_of
+from pfedlms.data.partition import client_sizes
 from pfedlms.rng import device_words, permutation, stream, streams
 
-First = int | NDArray[np.int64]
-"""The first of some steps: the same for all clients, or one number for each."""
+Step = int | NDArray[np.int64]
+"""The number of a local step: the same for all clients, or one for each."""
 
-CROP = 4  # pixels an image is moved at most
-_LONG = 512  # samples per client, from which on a shuffle is worth keeping for the next round
+CROP = 4  # an image is moved by at most so many pixels
+_LONG_SHUFFLE = 512  # from so many samples per client on, a shuffle is worth keeping for the next round
 
 
 def shuffle(seed: int, client: int, epoch: int, samples: int) -> NDArray[np.int64]:
@@ -43,9 +43,9 @@ def batch_positions(
 
 
 def batches(seed: int, data: FederatedData) -> HostBatches | DeviceBatches:
-    """The samples of clients' local steps, the same on every machine: drawn on the device of the data. On a CPU, too,
-    many short shuffles are faster drawn all at once."""
-    short = sum(data.samples) < _LONG * data.clients
+    """Which samples clients use in their local steps, the same on every machine. They are drawn on the device of the
+    data. Many short shuffles are faster drawn all at once, on a CPU too."""
+    short = sum(data.samples) < _LONG_SHUFFLE * data.clients
     return DeviceBatches(seed, data) if data.x.is_cuda or short else HostBatches(seed, data)
 
 
@@ -53,36 +53,36 @@ class HostBatches:
     """Batches drawn with NumPy; a shuffle that two rounds share is drawn once."""
 
     def __init__(self, seed: int, data: FederatedData) -> None:
-        self._train, self._find = data.train, data.find
+        self._train, self._prefetch = data.train, data.prefetch
         self._positions = partial(batch_positions, seed, shuffle=lru_cache(maxsize=2 * data.clients)(shuffle))
 
-    def indices(self, clients: tuple[int, ...], first_step: First, steps: int, batch_size: int) -> Tensor:
+    def indices(self, clients: tuple[int, ...], first_step: Step, steps: int, batch_size: int) -> Tensor:
         """Samples of steps first_step, first_step + 1, …: int64 `[steps, clients, batch]`, on the data's device."""
         starts = np.broadcast_to(first_step, len(clients)).tolist()
-        self._find(clients)
-        own = [
+        self._prefetch(clients)
+        samples = [
             self._train[k][self._positions(k, len(self._train[k]), first, steps, batch_size)]
             for k, first in zip(clients, starts, strict=True)
         ]
-        return torch.from_numpy(np.stack(own, axis=1))
+        return torch.from_numpy(np.stack(samples, axis=1))
 
 
 class DeviceBatches:
-    """The same batches, all at once: keys are hashed, sorted and looked up on the device. All shuffles that a round
-    needs are in one row, ordered by client and epoch."""
+    """The same batches, drawn for all clients at once: keys are hashed, sorted and looked up on the device. All the
+    shuffles of a round are in one row, ordered by client and epoch."""
 
     def __init__(self, seed: int, data: FederatedData) -> None:
         self._seed, self._device, self._data = seed, data.x.device, data
-        self._sizes = sizes_of(data.train)
+        self._sizes = client_sizes(data.train)
         self._clients: tuple[int, ...] = ()
-        self._held = torch.empty(0)
+        self._samples = torch.empty(0)
 
-    def indices(self, clients: tuple[int, ...], first_step: First, steps: int, batch_size: int) -> Tensor:
+    def indices(self, clients: tuple[int, ...], first_step: Step, steps: int, batch_size: int) -> Tensor:
         ids, first, count = np.array(clients), first_step * batch_size, steps * batch_size
         sizes = self._sizes[ids]
         if clients != self._clients:
-            self._data.find(clients)
-            self._held = self._sent(np.concatenate([self._data.train[client] for client in clients]))
+            self._data.prefetch(clients)
+            self._samples = self._to_device(np.concatenate([self._data.train[client] for client in clients]))
             self._clients = clients
         epoch = first // sizes
         shuffles = (first + count - 1) // sizes - epoch + 1
@@ -91,10 +91,10 @@ class DeviceBatches:
         keys = streams(self._seed, "batches", ids[row], epoch[row] + within).view(np.int64)
         lengths = sizes[row]
         begins = np.cumsum(lengths) - lengths
-        # Where in the row of shuffles a client's first sample of the round is, and where in `held` its samples are.
+        # Where a client's first sample of the round is in the row of shuffles, and where its samples are in `_samples`.
         walk = begins[np.cumsum(shuffles) - shuffles] + first - epoch * sizes
-        table = self._sent(np.stack([keys, lengths, begins]))
-        places = self._sent(np.stack([walk, np.cumsum(sizes) - sizes]))
+        table = self._to_device(np.stack([keys, lengths, begins]))
+        places = self._to_device(np.stack([walk, np.cumsum(sizes) - sizes]))
 
         total = int(lengths.sum())
         shuffle = torch.repeat_interleave(table[1], output_size=total)
@@ -104,10 +104,10 @@ class DeviceBatches:
         order = torch.argsort(words ^ torch.iinfo(torch.int64).min, stable=True)
         order = order[torch.argsort(shuffle[order], stable=True)]
         chosen = position[order][places[0].unsqueeze(1) + torch.arange(count, device=self._device)]
-        samples = self._held[places[1].unsqueeze(1) + chosen]
+        samples = self._samples[places[1].unsqueeze(1) + chosen]
         return samples.view(len(ids), steps, batch_size).transpose(0, 1).contiguous()
 
-    def _sent(self, values: NDArray[np.int64]) -> Tensor:
+    def _to_device(self, values: NDArray[np.int64]) -> Tensor:
         host = torch.from_numpy(values)
         return host.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else host
 
@@ -122,7 +122,7 @@ class Augmentation:
     def __init__(self, seed: int, crop: bool, flip: bool) -> None:
         self._seed, self._crop, self._flip = seed, crop, flip
 
-    def draws(self, clients: tuple[int, ...], first_step: First, steps: int, batch_size: int, like: Tensor) -> Tensor:
+    def draws(self, clients: tuple[int, ...], first_step: Step, steps: int, batch_size: int, like: Tensor) -> Tensor:
         """Moves down and right and whether to flip, for every place of a plan: int64 `[steps, 3, clients, batch]`."""
         keys = torch.from_numpy(streams(self._seed, "augment", np.array(clients)).view(np.int64)).to(like.device)
         starts = torch.from_numpy(np.broadcast_to(first_step, len(clients)) * batch_size).to(like.device)

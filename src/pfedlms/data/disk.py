@@ -1,4 +1,4 @@
-"""Files from the disk, whole or refused by name, and the packages of the extra `data` that read them."""
+"""Reading files: a damaged one is named in a DataError, and so is a missing package of the extra `data`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 from pfedlms.errors import DataError, reason
 
 
-def contents(path: Path) -> bytes:
-    """The bytes of a file, unpacked if its name ends in .gz, which checks their length and checksum."""
+def read_contents(path: Path) -> bytes:
+    """The bytes of a file. One that ends in .gz is unpacked, which checks length and checksum."""
     try:
         content = path.read_bytes()
         return gzip.decompress(content) if path.suffix.lower() == ".gz" else content
@@ -22,8 +22,8 @@ def contents(path: Path) -> bytes:
 
 
 @contextmanager
-def extra(what: str) -> Iterator[None]:
-    """Around an import of a package of the extra `data`: turns ImportError into a DataError with the remedy."""
+def explain_missing_package(what: str) -> Iterator[None]:
+    """Around an import for `what`: turns ImportError into a DataError that names the extra `data`."""
     try:
         yield
     except ImportError as error:
@@ -32,9 +32,9 @@ def extra(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def parquet_file(path: Path) -> Iterator[Any]:
-    """A Parquet file, opened; errors of Arrow become a DataError that names it."""
-    with extra("Parquet files"):
+def open_parquet(path: Path) -> Iterator[Any]:
+    """Open a Parquet file; errors of Arrow become a DataError that names the file."""
+    with explain_missing_package("Parquet files"):
         import pyarrow as arrow
         from pyarrow import parquet
     try:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pfedlms.data.disk import extra
+from pfedlms.data.disk import explain_missing_package
 from pfedlms.errors import DataError, DownloadError, did_you_mean, reason
 
 _TORONTO = ("https://www.cs.toronto.edu/~kriz", "https://cave.cs.toronto.edu/kriz")
@@ -45,23 +45,22 @@ FILES: dict[str, dict[str, str]] = {
 }
 """SHA-256 of each file, by data set."""
 
-
-TO_MAKE = {
+NOT_DOWNLOADABLE = {
     "shakespeare": 'put speakers.jsonl.gz, with a line {"client": "play/speaker", "text": "…"} for each speaker, into '
     "DIR/shakespeare, or read LEAF's files with --dataset file:PATH.json",
 }
-"""Data sets that users make themselves, and how."""
+"""Data sets that nobody offers for download, and how users get them."""
 
 
 def download(name: str, directory: str | Path, force: bool = False, progress: Any = False) -> Iterator[Path]:
-    """Fetch the files of the data set `name` into `directory`/`name`; the path of each once it is there with the
-    published checksum. A file with another checksum is refused, or with `force` replaced. `progress` is a progress bar
-    as pooch takes one."""
-    if name in TO_MAKE:
-        raise DataError(f"data download: nobody offers {name} for download; {TO_MAKE[name]}")
+    """Fetch the files of the data set `name` into `directory`/`name`, and yield the path of each once its checksum is
+    right. A file there with another checksum is refused, or replaced with `force`. `progress` is a progress bar for
+    pooch."""
+    if name in NOT_DOWNLOADABLE:
+        raise DataError(f"data download: nobody offers {name} for download; {NOT_DOWNLOADABLE[name]}")
     if name not in FILES:
         raise DataError(f"data download: got {name!r}; {did_you_mean(name, FILES)}")
-    with extra("downloads"):
+    with explain_missing_package("downloads"):
         import pooch
     pooch.get_logger().setLevel("WARNING")
     folder = Path(directory) / name
@@ -80,7 +79,7 @@ def download(name: str, directory: str | Path, force: bool = False, progress: An
 
 
 def _fetch(path: Path, sha256: str, urls: list[str], progress: Any) -> Path:
-    """From the first mirror that has it; pooch gives a file its name once it is whole and has the checksum."""
+    """Fetch a file from the first mirror that has it. Pooch gives a file its name once the checksum is right."""
     import pooch
     import requests
 

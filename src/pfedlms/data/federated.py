@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from pfedlms.data.partition import Indices, Part, Partitioning, Sets, Splits, assign, scheme_of, sizes_of, split
+from pfedlms.data.partition import ClientSets, Indices, Partitioning, Splits, SplitSide, assign, client_sizes, split
 from pfedlms.data.pool import Constants, Pool
 from pfedlms.errors import DataError
 from pfedlms.rng import permutation, stream
@@ -23,9 +24,9 @@ from pfedlms.rng import permutation, stream
 
 @dataclass(frozen=True)
 class FederatedData:
-    """Samples `x: [samples, ...]` float32 (int64 where they are whole numbers), labels `y: [samples]` int64 (or targets
-    that are no classes, see `arrays.numbers_of`), and per client its train and test indices into them; validation
-    indices too where a share was set aside, else none at all."""
+    """Samples `x: [samples, ...]`, float32, or int64 where they are whole numbers; labels `y: [samples]`, int64, or
+    targets that are no classes; and for each client the indices of its train and test samples. `validation` is empty
+    unless a share was held out."""
 
     x: torch.Tensor
     y: torch.Tensor
@@ -35,18 +36,18 @@ class FederatedData:
     """0: targets are no classes."""
     validation: Sequence[Indices] = ()
     names: tuple[str, ...] = ()
-    """Of all classes, where they have any besides their numbers."""
+    """Names of all classes, where they are more than numbers."""
     client_names: tuple[str, ...] = ()
-    """Of all clients, where they have any besides their numbers."""
+    """Names of all clients, where they are more than numbers."""
     scheme: str = "given"
-    """How samples were partitioned, one of `schemes.SCHEMES`."""
+    """How samples were partitioned, one of `partition.SCHEMES`."""
     mean: Constants = None
-    """What images were normalised by, one number per channel, as is `std`; None: samples are as they were given."""
+    """Images were normalised by `mean` and `std`, one number per channel. None: samples are as they were given."""
     std: Constants = None
     tokens: str = ""
-    """Of windows of tokens: what a token is; their `y: [samples, length]` is the next token at each position."""
+    """For text: what a token is. Then `y: [samples, length]` is the next token at each position."""
     newcomers: tuple[tuple[Indices, Indices], ...] = ()
-    """Clients held out of the run: the train and test indices of each."""
+    """Train and test indices of each client that takes no part in the run."""
 
     @property
     def clients(self) -> int:
@@ -59,51 +60,55 @@ class FederatedData:
 
     @property
     def outputs(self) -> int:
-        """How many numbers a model gives for a sample: one per class, or as many as a target has."""
+        """How many numbers a model computes for a sample: one per class, or as many as a target has."""
         return self.classes or prod(self.y.shape[1:])
 
     @cached_property
     def samples(self) -> tuple[int, ...]:
         """N_k: training samples of every client."""
-        return tuple(sizes_of(self.train).tolist())
+        return tuple(client_sizes(self.train).tolist())
 
-    def find(self, clients: Sequence[int]) -> None:
-        """Find the samples of these clients together, which takes far less time than one client after another."""
-        for part in (self.train, self.test, self.validation):
-            if isinstance(part, Part):
-                part.find(clients)
+    def prefetch(self, clients: Sequence[int]) -> None:
+        """Compute the splits of these clients together, which takes far less time than one client after another."""
+        for side in (self.train, self.test, self.validation):
+            if isinstance(side, SplitSide):
+                side.splits.prefetch(clients)
 
     @property
     def positions(self) -> int:
-        """Predictions for one sample: a window of tokens has one per token."""
+        """How many predictions a sample needs: a window of text needs one per token."""
         return prod(self.y.shape[1:]) if self.classes else 1
 
-    def held_out(self) -> FederatedData:
+    def newcomer_data(self) -> FederatedData:
         """The data of the newcomers alone, numbered from 0."""
         train, test = zip(*self.newcomers, strict=True)
         return replace(self, train=train, test=test, validation=(), client_names=(), newcomers=())
 
     def fingerprint(self) -> str:
-        """What tells these data from others, computed once."""
+        """A digest that differs for different data, computed once."""
         return self._fingerprint
 
     @cached_property
     def _fingerprint(self) -> str:
-        """SHA-256 over samples, labels and each client's indices, or what those are drawn by where clients are very
-        many; also over the type of samples that are not float32, and over the names of classes, if they have any."""
+        """SHA-256 over samples, labels and each client's indices; where there are very many clients, over what these
+        are drawn from. The type of samples counts unless it is float32, names of classes where there are any."""
         digest = hashlib.sha256(str((self.x.shape, self.classes)).encode())
         if self.names or self.x.dtype != torch.float32:
             digest.update(str((self.x.dtype, self.names)).encode())
-        for whole in (self.x.cpu().numpy(), self.y.cpu().numpy()):
-            digest.update(len(whole).to_bytes(8, "little"))
-            digest.update(np.ascontiguousarray(whole).reshape(-1).view(np.uint8).data)
-        drawn = self.train.drawn_from() if isinstance(self.train, Part) and self.train.many else None
-        for part in drawn or chain(self.train, self.test):
-            digest.update(len(part).to_bytes(8, "little") + part.tobytes())
-        for own in self.validation if drawn is None else ():
-            digest.update(b"validation" + len(own).to_bytes(8, "little") + own.tobytes())
-        for own in (part for newcomer in self.newcomers for part in newcomer):
-            digest.update(b"newcomers" + len(own).to_bytes(8, "little") + own.tobytes())
+        for array in (self.x.cpu().numpy(), self.y.cpu().numpy()):
+            digest.update(len(array).to_bytes(8, "little"))
+            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+        def add(arrays: Iterable[NDArray[Any]], mark: bytes = b"") -> None:
+            for array in arrays:
+                digest.update(mark + len(array).to_bytes(8, "little") + array.tobytes())
+
+        if isinstance(self.train, SplitSide) and self.train.exceeds_cache:
+            add(self.train.defining_arrays())
+        else:
+            add(chain(self.train, self.test))
+            add(self.validation, b"validation")
+        add(chain.from_iterable(self.newcomers), b"newcomers")
         return digest.hexdigest()
 
     def to(self, device: torch.device) -> FederatedData:
@@ -111,24 +116,25 @@ class FederatedData:
 
 
 def partitioned(pool: Pool, how: Partitioning) -> FederatedData:
-    """Partition samples over clients (as in `assign`, then 75/25 train/test, then the share `how.validation` of train
-    set aside). Of clients that were given one by one only the splits are drawn."""
-    if pool.held:
-        data = held_by(pool, pool.held, how.seed, how.validation)
-        return _hold_out(replace(data, client_names=pool.owners), how)
-    scheme = scheme_of(how.scheme, pool.owner, pool.classes)
+    """Partition samples over clients as `assign` does it. Each client's samples are then split 75/25 into train and
+    test, and the share `how.validation` of train is held out. Clients that were given one by one keep their samples."""
+    if pool.client_indices:
+        data = from_client_indices(pool, pool.client_indices, how.seed, how.validation)
+        return _separate_newcomers(replace(data, client_names=pool.client_names), how)
+    scheme = pool.resolve_scheme(how.scheme)
     if pool.tokens and scheme != "given":
         raise DataError(f"data.partition: got {how.scheme!r}, but text belongs to its clients; leave it out")
     least = max(2, how.min_samples)
-    sets = assign(pool.strata, replace(how, scheme=scheme, min_samples=least), pool.owner, pool.owners)
-    # Names that are the numbers say nothing.
-    known = pool.owners if scheme == "given" and any(name != str(k) for k, name in enumerate(pool.owners)) else ()
-    data = held_by(pool, sets, how.seed, how.validation)
-    return _hold_out(replace(data, client_names=known, scheme=scheme), how)
+    sets = assign(pool.strata, replace(how, scheme=scheme, min_samples=least), pool.owner, pool.client_names)
+    names = pool.client_names if scheme == "given" else ()
+    if all(name == str(client) for client, name in enumerate(names)):  # which says no more than the number
+        names = ()
+    data = from_client_indices(pool, sets, how.seed, how.validation)
+    return _separate_newcomers(replace(data, client_names=names, scheme=scheme), how)
 
 
-def _hold_out(data: FederatedData, how: Partitioning) -> FederatedData:
-    """The share `how.newcomers` of the clients, drawn by the seed, takes no part in the run."""
+def _separate_newcomers(data: FederatedData, how: Partitioning) -> FederatedData:
+    """Take the share `how.newcomers` of the clients, drawn by the seed, out of the run."""
     count = round(how.newcomers * data.clients)
     if not how.newcomers:
         return data
@@ -138,45 +144,46 @@ def _hold_out(data: FederatedData, how: Partitioning) -> FederatedData:
             "and one that stays; change it or data.clients"
         )
     drawn = permutation(stream(how.seed, "newcomers"), data.clients)
-    leaving, staying = (sorted(some.tolist()) for some in np.split(drawn, [count]))
+    newcomers, clients = (sorted(ids.tolist()) for ids in np.split(drawn, [count]))
     parts = ("train", "test", "validation", "client_names")
-    kept: dict[str, Any] = {
-        name: tuple(getattr(data, name)[client] for client in staying) for name in parts if getattr(data, name)
+    remaining: dict[str, Any] = {
+        name: tuple(getattr(data, name)[client] for client in clients) for name in parts if getattr(data, name)
     }
-    return replace(data, **kept, newcomers=tuple((data.train[client], data.test[client]) for client in leaving))
+    return replace(data, **remaining, newcomers=tuple((data.train[client], data.test[client]) for client in newcomers))
 
 
-def held_by(
-    pool: Pool, held: Sequence[Indices | tuple[Indices, Indices]], seed: int = 0, validation: float = 0.0
+def from_client_indices(
+    pool: Pool, indices: Sequence[Indices | tuple[Indices, Indices]], seed: int = 0, validation: float = 0.0
 ) -> FederatedData:
-    """Data whose clients are given: each client's (train, test) indices, or all its indices, which are split 75/25;
-    then the share `validation` of train is set aside. Windows of text are cut in their order, others by `strata`."""
+    """Data of clients whose samples are known: for each client its (train, test) indices, or all its indices, which are
+    split 75/25. Then the share `validation` of train is held out. Windows of text are split in their order, other
+    samples by `strata`."""
     train: Sequence[Indices]
     test: Sequence[Indices]
-    aside: Sequence[Indices] = ()
-    if isinstance(held, Sets) and pool.overlap is None:
-        splits = Splits(held, pool.strata, seed)
-        train, test = splits.rest, splits.aside
+    held_out: Sequence[Indices] = ()
+    if isinstance(indices, ClientSets) and pool.overlap is None:
+        splits = Splits(indices, pool.strata, seed)
+        train, test = splits.train, splits.held_out
     else:
-        cut = partial(split, pool.strata, seed=seed) if pool.overlap is None else pool.cut_in_order
-        pairs = (own if isinstance(own, tuple) else cut(own, client=client) for client, own in enumerate(held))
+        cut = partial(split, pool.strata, seed=seed) if pool.overlap is None else pool.split_in_order
+        pairs = (part if isinstance(part, tuple) else cut(part, client=k) for k, part in enumerate(indices))
         train, test = zip(*pairs, strict=True)
     if validation and pool.overlap is not None:
-        train, aside = zip(*(pool.cut_in_order(own, k, validation) for k, own in enumerate(train)), strict=True)
+        train, held_out = zip(*(pool.split_in_order(part, k, validation) for k, part in enumerate(train)), strict=True)
     elif validation:
         splits = Splits(train, pool.strata, seed, validation, "validation")
-        _check_aside(splits.aside.sizes, validation)
-        train, aside = splits.rest, splits.aside
+        _check_validation_sizes(splits.held_out.sizes, validation)
+        train, held_out = splits.train, splits.held_out
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nothing here writes
         x, y = torch.from_numpy(pool.x), torch.from_numpy(pool.y)
     return FederatedData(
-        x, y, train, test, pool.classes, aside, pool.names, mean=pool.mean, std=pool.std, tokens=pool.tokens
+        x, y, train, test, pool.classes, held_out, pool.names, mean=pool.mean, std=pool.std, tokens=pool.tokens
     )
 
 
-def _check_aside(sizes: Indices, share: float) -> None:
-    """Of a single training sample nothing is set aside."""
+def _check_validation_sizes(sizes: Indices, share: float) -> None:
+    """Warn of clients that have one training sample, of which nothing can be held out; refuse if all are such."""
     single = int((sizes == 0).sum())
     if single == len(sizes):
         raise DataError(

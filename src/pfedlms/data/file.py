@@ -1,15 +1,15 @@
-"""One file with samples, labels and perhaps clients, or with clients and text, as `file:PATH`. A new format is a
+"""One file with samples, labels and perhaps clients, or with clients and text, named as `file:PATH`. A new format is a
 reader and a line in `READERS`.
 
-| columns | called (case does not matter; the first that is there) |
+| columns | names (case does not matter; the first that is there) |
 |---|---|
 | label | `label`, `class`, `target`, `y`, `labels`, or the name in `data.label_column` |
 | client | `client`, `user`, `client_id`, `clients`, or the name in `data.owner_column`; optional |
 | samples | `x`, `samples`, `images`, if it has two axes or more; else every other column is a feature |
 | text | `text` where there is no label, or the name in `data.text_column`; then all others but the client are unused |
 
-Classes and clients are the values found, in their order. Samples are taken as they are, but images of bytes are
-normalised as those of a folder.
+Classes and clients are the values in their columns, in ascending order. Samples stay as they are, but images of bytes
+are normalised like those of a folder.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pfedlms.data.disk import contents, parquet_file
-from pfedlms.data.images import normalised
-from pfedlms.data.pool import Constants, Pool, array_of, checked, column_of, numbered
-from pfedlms.data.text import Windows, joined_by_client, windows_of
+from pfedlms.data.disk import open_parquet, read_contents
+from pfedlms.data.images import normalise
+from pfedlms.data.pool import Constants, Pool, as_array, build_pool, label_column, number_values
+from pfedlms.data.text import Windows, cut_windows
 from pfedlms.errors import DataError, did_you_mean, reason
 
 Columns = Mapping[str, Any]
@@ -47,56 +47,73 @@ def read_file(
     path: Path, label: str = "", client: str = "", mean: Constants = None, std: Constants = None, text: str = "",
     windows: Windows | None = None,
 ) -> Pool:  # fmt: skip
-    """The samples of `path`; `label`, `client` and `text` name the columns of the class, the client and the text where
-    they are called otherwise. Images are normalised by `mean` and `std`, or by those of their own channels; text is
-    cut into `windows`."""
-    read = read_columns(path)
-    if texts := texts_in(path, read, label, client, text):
-        return windows_of(texts, windows or Windows(), path)
-    clients = _chosen(path, read, client, _CLIENTS, "owner_column")
-    # A CSV has texts alone; names of clients stay as they are spelled: 007 is not 7.
-    spelled = {name: _numbers_or_texts(own) for name, own in read.items() if isinstance(own, tuple) and name != clients}
-    columns = {name: array_of(own, f"{path}, column {name!r}:") for name, own in {**read, **spelled}.items()}
-    labels = _chosen(path, columns, label, _LABELS, "label_column")
+    """The pool of one file. `label`, `client` and `text` name the columns of the class, the client and the text where
+    these have other names than above. Images are normalised by `mean` and `std`, or by those of their own channels;
+    text is cut into `windows`."""
+    columns = dict(read_columns(path))
+    if texts := texts_by_client(path, columns, label, client, text):
+        return cut_windows(texts, windows or Windows(), path)
+    clients = _find_column(path, columns, client, _CLIENTS, "owner_column")
+    for name, values in columns.items():
+        # A CSV holds only text. The names of clients stay as they are spelled: 007 is not 7.
+        numbers = _parse_numbers(values) if isinstance(values, tuple) and name != clients else values
+        columns[name] = as_array(numbers, f"{path}, column {name!r}:")
+    labels = _find_column(path, columns, label, _LABELS, "label_column")
     x = _samples(path, columns, labels, clients)
-    y, names = _numbered(path, columns, labels, "label")
-    owner, owners = _numbered(path, columns, clients, "client") if clients else (None, ())
+    y, names = _number_column(path, columns, labels, "label")
+    owner, client_names = _number_column(path, columns, clients, "client") if clients else (None, ())
     if x.dtype == np.uint8 and x.ndim in (3, 4):
-        x, mean, std = normalised(_channels_first(x), mean, std)
+        x, mean, std = normalise(_channels_first(x), mean, std)
     elif mean is not None:
         raise DataError(f"data.mean: got {mean}, but {path} holds no images of bytes, which alone are normalised")
-    return replace(checked([(str(path), x, y)], names), owner=owner, owners=owners, mean=mean, std=std)
+    pool = build_pool([(str(path), x, y)], names)
+    return replace(pool, owner=owner, client_names=client_names, mean=mean, std=std)
 
 
-def texts_in(path: Path, columns: Columns, label: str = "", client: str = "", text: str = "") -> dict[str, str]:
-    """The text of every client; nothing where the file has no text to be predicted."""
+def texts_by_client(path: Path, columns: Columns, label: str = "", client: str = "", text: str = "") -> dict[str, str]:
+    """The text of each client, its rows joined by newlines. Empty where the file holds labels and no `text` is named,
+    or no text at all."""
     labelled = label or any(name.lower() in _LABELS for name in columns)
-    column = _chosen(path, columns, text, () if labelled else ("text",), "text_column")
+    column = _find_column(path, columns, text, () if labelled else ("text",), "text_column")
     if not column:
         return {}
-    owner = _chosen(path, columns, client, _CLIENTS, "owner_column")
-    return joined_by_client(path, columns[column], columns[owner] if owner else None)
+    owner = _find_column(path, columns, client, _CLIENTS, "owner_column")
+    if not owner:
+        raise DataError(
+            f"{path}: got text and no column that says whose it is, expected client, user or client_id; name it with "
+            "--set data.owner_column=COLUMN (owner_column in Python)"
+        )
+    texts: dict[str, list[str]] = {}
+    for row, (name, words) in enumerate(zip(columns[owner], columns[column], strict=True)):
+        if not isinstance(words, str) or name is None:
+            wrong = f"{type(words).__name__} as text" if name is not None else "no client"
+            raise DataError(f"{path}, row {row} (from 0): got {wrong}, expected a client and its text")
+        texts.setdefault(str(name), []).append(words)
+    return {name: "\n".join(rows) for name, rows in texts.items()}
 
 
-def _chosen(path: Path, columns: Columns, asked: str, known: Sequence[str], setting: str) -> str:
-    """The name of the column; "" where there is none and it may be missing."""
-    if asked and asked not in columns:
-        raise DataError(f"data.{setting}: got {asked!r}, but {path} has no such column; {did_you_mean(asked, columns)}")
+def _find_column(path: Path, columns: Columns, chosen: str, names: Sequence[str], setting: str) -> str:
+    """The column that the user has chosen, or the first of `names` that is there; "" if there is none. A column of
+    labels must be there."""
+    if chosen and chosen not in columns:
+        raise DataError(
+            f"data.{setting}: got {chosen!r}, but {path} has no such column; {did_you_mean(chosen, columns)}"
+        )
     lowered = {name.lower(): name for name in columns}
-    found = asked or next((lowered[name] for name in known if name in lowered), "")
-    if not found and setting == "label_column":
+    column = chosen or next((lowered[name] for name in names if name in lowered), "")
+    if not column and setting == "label_column":
         shown = ", ".join([*list(columns)[:10], *["…"] * (len(columns) > 10)])
         raise DataError(
-            f"{path}: got {shown}, expected one called {' or '.join(known)}; name it with --set data.{setting}=COLUMN "
+            f"{path}: got {shown}, expected one called {' or '.join(names)}; name it with --set data.{setting}=COLUMN "
             f"({setting} in Python)"
         )
-    return found
+    return column
 
 
 def _samples(path: Path, columns: Columns, labels: str, clients: str) -> NDArray[Any]:
-    """The column of samples, or all features beside each other; other arrays of an `.npz` are left alone."""
-    whole = [each for known in _SAMPLES for each in columns if each.lower() == known and columns[each].ndim > 1][:1]
-    features = whole or [name for name in columns if name not in (labels, clients)]
+    """The column of samples, or all feature columns as one array. Further arrays of an `.npz` are not used."""
+    arrays = [column for name in _SAMPLES for column in columns if column.lower() == name and columns[column].ndim > 1]
+    features = arrays[:1] or [name for name in columns if name not in (labels, clients)]
     rows = {name: len(np.atleast_1d(columns[name])) for name in (labels, *features, clients) if name}
     if wrong := [name for name in rows if rows[name] != rows[labels] or not rows[name]]:
         raise DataError(
@@ -105,8 +122,8 @@ def _samples(path: Path, columns: Columns, labels: str, clients: str) -> NDArray
         )
     if not features:
         raise DataError(f"{path}: got {len(columns[labels])} rows and no features, expected at least one")
-    if whole:
-        samples: NDArray[Any] = columns[whole[0]]
+    if arrays:
+        samples: NDArray[Any] = columns[arrays[0]]
         return samples
     if unused := [name for name in features if name.lower() in _CLIENTS]:
         warnings.warn(
@@ -118,11 +135,13 @@ def _samples(path: Path, columns: Columns, labels: str, clients: str) -> NDArray
 
 
 def _feature(path: Path, name: str, values: NDArray[Any]) -> NDArray[np.float32]:
-    """A column of numbers; the first value that is none is named."""
+    """A column as numbers. An error names the first value that is no finite number."""
     if values.ndim > 1:
         raise DataError(f"{path}: got {name!r} of shape {values.shape}; samples of several numbers must be called x")
     with np.errstate(over="ignore"):  # too large a number becomes infinite, which is refused
-        numbers = values if values.dtype.kind in "fiub" else np.array([_float(value) for value in values.tolist()])
+        numbers = (
+            values if values.dtype.kind in "fiub" else np.array([_float_or_nan(value) for value in values.tolist()])
+        )
         column = numbers.astype(np.float32)
     if len(wrong := np.flatnonzero(~np.isfinite(column))):
         raise DataError(
@@ -132,22 +151,22 @@ def _feature(path: Path, name: str, values: NDArray[Any]) -> NDArray[np.float32]
     return column
 
 
-def _float(value: Any) -> float:
-    """NaN for what is no number."""
+def _float_or_nan(value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
         return nan
 
 
-def _numbered(path: Path, columns: Columns, name: str, what: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """One label or client per sample; none may be missing."""
-    kind, values = column_of(columns[name], f"{path}, column {name!r}", what)
-    return numbered(values.argmax(axis=1) if kind == "one-hot" else values)
+def _number_column(path: Path, columns: Columns, name: str, what: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """The number of each sample's label or client, and the names by number. None may be missing."""
+    kind, values = label_column(columns[name], f"{path}, column {name!r}", what)
+    return number_values(values.argmax(axis=1) if kind == "one-hot" else values)
 
 
 def _channels_first(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """`[n, h, w]`, `[n, h, w, channels]` or `[n, channels, h, w]` as the last; 1 and 3 are numbers of channels."""
+    """Images `[n, h, w]`, `[n, h, w, channels]` or `[n, channels, h, w]` as the last of these. An axis of 1 or 3 is
+    that of the channels."""
     if images.ndim == 3:
         return images[:, np.newaxis]
     last = images.shape[3] in (1, 3) and images.shape[1] not in (1, 3)
@@ -169,16 +188,16 @@ def _read_npz(path: Path) -> Columns:
 
 
 def _read_npy(path: Path) -> Columns:
-    """All arrays of the folder by the names of their files, mapped: only the samples that are used are read."""
+    """All arrays of the folder by the names of their files, memory-mapped: only the samples that are used are read."""
     try:
-        return {each.stem: np.load(each, mmap_mode="r", allow_pickle=False) for each in path.parent.glob("*.npy")}
+        return {file.stem: np.load(file, mmap_mode="r", allow_pickle=False) for file in path.parent.glob("*.npy")}
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{path}: arrays of its folder cannot be read ({error}); write each with numpy.save") from error
 
 
 def _read_csv(path: Path) -> Columns:
-    """Columns of texts, as tuples; the separator is tab in `.tsv`, else the one of comma, semicolon and tab that the
-    header has most of."""
+    """Columns of text, as tuples. The separator of `.tsv` is the tab, else whichever of comma, semicolon and tab is the
+    most frequent in the header."""
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             header = file.readline()
@@ -197,12 +216,12 @@ def _read_csv(path: Path) -> Columns:
     return dict(zip(names, columns, strict=True))
 
 
-def _numbers_or_texts(column: Sequence[str]) -> Any:
-    """What a column spells: whole numbers, numbers, or texts."""
+def _parse_numbers(column: Sequence[str]) -> Any:
+    """The whole numbers or floats that a column of text spells; the column itself if it spells neither."""
     for kind in (int, float):
         try:
             return np.array(list(map(kind, column)), dtype=kind)
-        except OverflowError:  # whole numbers of more than 64 bits are names
+        except OverflowError:  # whole numbers of more than 64 bits stay text
             break
         except ValueError:
             continue
@@ -212,27 +231,27 @@ def _numbers_or_texts(column: Sequence[str]) -> Any:
 def _check_names(path: Path, names: list[str]) -> None:
     if not names:
         raise DataError(f"{path}: got no columns, expected a header and rows")
-    if doubled := [name for name in names if names.count(name) > 1]:
-        raise DataError(f"{path}: got two columns called {doubled[0]!r}, expected each name once")
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise DataError(f"{path}: got two columns called {repeated[0]!r}, expected each name once")
 
 
 def _read_parquet(path: Path) -> Columns:
-    with parquet_file(path) as file:
+    with open_parquet(path) as file:
         _check_names(path, file.schema_arrow.names)
         table = file.read()
-    nested = {each.name for each in table.schema if each.type.num_fields}
+    nested = {field.name for field in table.schema if field.type.num_fields}
     return {name: table[name].to_pylist() if name in nested else table[name].to_numpy() for name in table.column_names}
 
 
 def _read_leaf(path: Path) -> Columns:
-    """`{"users": [...], "user_data": {user: {"x": [...], "y": [...]}}}`, the layout of the LEAF benchmark. Where x are
-    texts, each with the characters that follow it as y, they are put together to the running text of each user."""
+    """`{"users": [...], "user_data": {user: {"x": [...], "y": [...]}}}`, the layout of the LEAF benchmark. If x are
+    texts, each with the characters that follow it as y, they are joined to the running text of each user."""
     try:
-        held = json.loads(contents(path))["user_data"]
-        x, y = ([sample for own in held.values() for sample in own[part]] for part in ("x", "y"))
-        if x and all(isinstance(each, str) for each in (*x, *y)):
-            return {"client": list(held), "text": [_running_text(own["x"], own["y"]) for own in held.values()]}
-        return {"x": x, "y": y, "client": [user for user, own in held.items() for _ in own["y"]]}
+        users = json.loads(read_contents(path))["user_data"]
+        x, y = ([sample for user in users.values() for sample in user[part]] for part in ("x", "y"))
+        if x and all(isinstance(sample, str) for sample in (*x, *y)):
+            return {"client": list(users), "text": [_running_text(user["x"], user["y"]) for user in users.values()]}
+        return {"x": x, "y": y, "client": [name for name, user in users.items() for _ in user["y"]]}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{path}: not LEAF's JSON ({type(error).__name__}: {error}), expected user_data with x and y for each user"
@@ -240,22 +259,20 @@ def _read_leaf(path: Path) -> Columns:
 
 
 def _running_text(inputs: list[str], targets: list[str]) -> str:
-    """The text that windows were cut from one character after another; a window that does not continue the one before
-    begins on a new line."""
+    """The text from which windows were cut. A window that does not continue the one before begins on a new line."""
     pieces: list[str] = []
     before = ""
     for window, following in zip(inputs, targets, strict=True):
-        whole = window + following
         continues = before and window == before[len(before) - len(window) :]
-        pieces.append(following if continues else "\n" * bool(pieces) + whole)
-        before = whole
+        pieces.append(following if continues else "\n" * bool(pieces) + window + following)
+        before = window + following
     return "".join(pieces)
 
 
 def _read_json_lines(path: Path) -> Columns:
-    """One object per line, each with the same keys, such as `{"client": "a", "x": [1, 2], "y": 0}`."""
+    """One JSON object per line, all with the same keys, such as `{"client": "a", "x": [1, 2], "y": 0}`."""
     columns: dict[str, list[object]] = {}
-    for number, line in enumerate(contents(path).splitlines(), 1):
+    for number, line in enumerate(read_contents(path).splitlines(), 1):
         if not line.strip():
             continue
         try:
@@ -287,11 +304,11 @@ READERS: dict[str, Callable[[Path], Columns]] = {
     ".jsonl.gz": _read_json_lines,
     ".npy": _read_npy,
 }
-"""By the ending of a file's name."""
+"""By how the name of a file ends."""
 
 
 def read_columns(path: Path) -> Columns:
-    """The columns of a file, by the reader of its format."""
+    """The columns of a file, read by the reader of its format."""
     reader = next((READERS[ending] for ending in READERS if path.name.lower().endswith(ending)), None)
     if reader is None:
         raise DataError(f"data.dataset: got file:{path}, expected a file that ends in {', '.join(READERS)}")

@@ -1,8 +1,8 @@
-"""Data given to `run` and `compare` in Python, as one pool of checked arrays and each client's samples in it.
+"""Data that a user gives to `run` and `compare` in Python, as one pool of validated arrays.
 
     one data set              (x, y) · a torch Dataset · a Hugging Face Dataset              partitioned over clients
     two of them in a tuple    (train, test), and a DatasetDict or dict of such splits        pooled and partitioned
-    a list or dict            clients, each a (train, test) pair or one data set             theirs; one is split 75/25
+    a list or dict            clients, each a (train, test) pair or one data set             a single one is split 75/25
 
 A tuple of two ((x, y), (x, y)) pairs is two clients.
 """
@@ -19,17 +19,17 @@ from numpy.typing import ArrayLike
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from pfedlms.data.federated import FederatedData, partitioned
-from pfedlms.data.file import read_columns, texts_in
+from pfedlms.data.file import read_columns, texts_by_client
 from pfedlms.data.partition import Indices, Partitioning
-from pfedlms.data.pool import Pool, checked
-from pfedlms.data.text import Windows, windows_of
+from pfedlms.data.pool import Pool, build_pool
+from pfedlms.data.text import Windows, cut_windows
 from pfedlms.errors import DataError, reason
 
 Pair = tuple[ArrayLike, ArrayLike]
 SPLITS = ("train", "validation", "valid", "val", "dev", "test")
-"""Names of splits; a dict that has a train and nothing but these is one data set, cut into them."""
-_LABELS = ("label", "labels", "fine_label", "target", "targets", "y")
-_SAMPLES = ("image", "img", "input_ids", "features", "x")
+"""A dict that has `train` and no other keys than these is one data set in several splits."""
+_LABEL_COLUMNS = ("label", "labels", "fine_label", "target", "targets", "y")
+_SAMPLE_COLUMNS = ("image", "img", "input_ids", "features", "x")
 _EXPECTED = (
     "expected the name of a data set, arrays (x, y), a Dataset, (train, test), or a list or dict of clients, each with "
     "a (train, test) pair or one data set"
@@ -37,17 +37,17 @@ _EXPECTED = (
 
 
 def read(data: Any, any_targets: bool = False, all_clients: bool = True) -> Pool:
-    """The given data, read and checked; a `Pool` is returned as it is. With `any_targets`, for a custom loss, labels
-    need not be classes. Without `all_clients` they may be of a single class."""
+    """The pool of a user's data, validated; a `Pool` is returned as it is. With `any_targets`, for a custom loss,
+    labels need not be classes. Where the data are not those of `all_clients`, they may have a single class."""
     if isinstance(data, Pool):
         return data
-    parts = _splits(data)
-    pool = _clients(data, any_targets) if parts is None else _pooled(parts, any_targets)[0]
-    only = np.unique(pool.y)
-    if all_clients and pool.classes and len(only) == 1:
-        called = pool.names[only[0]] if pool.names else only[0]
+    splits = _dataset_splits(data)
+    pool = _pool_clients(data, any_targets) if splits is None else _pool_parts(splits, any_targets)[0]
+    labels = np.unique(pool.y)
+    if all_clients and pool.classes and len(labels) == 1:
+        name = pool.names[labels[0]] if pool.names else labels[0]
         raise DataError(
-            f"data: got labels that are all {called}, expected two classes or more; look where labels are taken from"
+            f"data: got labels that are all {name}, expected two classes or more; look where labels are taken from"
         )
     return pool
 
@@ -58,8 +58,8 @@ def from_pool(x: ArrayLike, y: ArrayLike, how: Partitioning) -> FederatedData:
 
 
 def from_pairs(pairs: Sequence[tuple[Pair, Pair]], seed: int = 0, validation: float = 0.0) -> FederatedData:
-    """Every client's own ((x_train, y_train), (x_test, y_test)), but for the share `validation` of train that is set
-    aside, drawn by `seed`."""
+    """Each client has its own ((x_train, y_train), (x_test, y_test)). The share `validation` of train, drawn by `seed`,
+    is held out."""
     return partitioned(read(list(pairs), all_clients=False), Partitioning(len(pairs), 1.0, seed, validation=validation))
 
 
@@ -67,87 +67,87 @@ def texts(
     clients: Mapping[str, str] | Sequence[str] | Path, tokens: Any = "characters", window: int = 80, stride: int = 0,
     min_tokens: int = 0, vocabulary: Sequence[str] = (),
 ) -> Pool:  # fmt: skip
-    """Text of clients as data for `run`: windows of tokens, each with the next token at every position.
+    """The text of clients as data for `run`: windows of tokens, each with the next token at every position.
 
     Args:
-        clients: the text of each client, by name or in a list; or a file with a client and a text column.
-        tokens: `characters`, `bytes`, or a tokenizer: an object with `encode`, or a function, from a text to whole
-        numbers from 0. Its vocabulary is known by `get_vocab()` or `vocab_size`, else by the numbers that occur.
-        window: tokens of one sample.
-        stride: tokens from one window to the next; 0: windows do not overlap.
+        clients: the text of each client, by name or in a list; or a file with a column of clients and one of text.
+        tokens: `characters`, `bytes`, or a tokenizer: an object with `encode`, or a function, that turns a text into
+        whole numbers from 0 on. Its vocabulary is that of `get_vocab()` or `vocab_size`, else the numbers that occur.
+        window: how many tokens a sample has.
+        stride: how many tokens lie between the begins of two windows; 0: windows do not overlap.
         min_tokens: clients with fewer tokens are left out.
-        vocabulary: of characters, where it is known, as `Run.classes` has it; else those that occur.
+        vocabulary: the characters, where they are known, as in `Run.classes`; else those that occur.
     """
     if isinstance(clients, Path):
-        held = texts_in(clients, read_columns(clients))
-        if not held:
+        by_client = texts_by_client(clients, read_columns(clients))
+        if not by_client:
             raise DataError(f"{clients}: got no text, expected a column called text and one of clients")
     else:
-        held = dict(clients) if isinstance(clients, Mapping) else {str(k): own for k, own in enumerate(clients)}
-    if not held or isinstance(clients, str) or not all(isinstance(own, str) for own in held.values()):
-        raise DataError(f"data: got {_what(clients)}, expected the text of each client, as in {{'anna': 'Dear …'}}")
-    pool = windows_of(held, Windows(tokens, window, stride, min_tokens), names=vocabulary)
+        by_client = dict(clients) if isinstance(clients, Mapping) else {str(k): text for k, text in enumerate(clients)}
+    if not by_client or isinstance(clients, str) or not all(isinstance(text, str) for text in by_client.values()):
+        raise DataError(f"data: got {_describe(clients)}, expected the text of each client, as in {{'anna': 'Dear …'}}")
+    pool = cut_windows(by_client, Windows(tokens, window, stride, min_tokens), names=vocabulary)
     assert pool.owner is not None  # every window belongs to a client
-    places = np.split(np.arange(len(pool.owner)), np.flatnonzero(np.diff(pool.owner)) + 1)
-    return replace(pool, owner=None, held=tuple(places))
+    indices = np.split(np.arange(len(pool.owner)), np.flatnonzero(np.diff(pool.owner)) + 1)
+    return replace(pool, owner=None, client_indices=tuple(indices))
 
 
-def _splits(data: Any) -> list[tuple[str, Any]] | None:
-    """The parts of one data set, by the names that errors call them: itself, or train, test and the like. None for
+def _dataset_splits(data: Any) -> list[tuple[str, Any]] | None:
+    """If `data` is one data set: its splits with their names in error messages, or itself as the only one. None for
     clients and anything else."""
-    if _is_one(data):
+    if _is_dataset(data):
         return [("data", data)]
-    # A DatasetDict names columns for each of its splits, whatever these are called.
-    tables = isinstance(getattr(data, "column_names", None), dict)
-    if isinstance(data, Mapping) and (tables or ("train" in data and set(data) <= set(SPLITS))):
-        return [(f"data, {name}", own) for name, own in data.items()]
-    if isinstance(data, tuple) and len(data) == 2 and all(map(_is_one, data)):
+    # A DatasetDict has column names for each of its splits, whatever the splits are called.
+    is_dataset_dict = isinstance(getattr(data, "column_names", None), dict)
+    if isinstance(data, Mapping) and (is_dataset_dict or ("train" in data and set(data) <= set(SPLITS))):
+        return [(f"data, {name}", split) for name, split in data.items()]
+    if isinstance(data, tuple) and len(data) == 2 and all(map(_is_dataset, data)):
         return list(zip(("data, train", "data, test"), data, strict=True))
     return None
 
 
-def _clients(data: Any, any_targets: bool) -> Pool:
-    """A list, tuple or dict of clients."""
-    named = isinstance(data, Mapping)
-    if not (named or _is_row(data)) or not len(data) or (not named and all(map(_is_array, data))):
-        raise _refusal("data", data, _EXPECTED)
-    if not named and all(map(_is_labelled, data)):
+def _pool_clients(data: Any, any_targets: bool) -> Pool:
+    """The pool of a list, tuple or dict of clients."""
+    by_name = isinstance(data, Mapping)
+    if not (by_name or _is_sequence(data)) or not len(data) or (not by_name and all(map(_is_array, data))):
+        raise _not_a_dataset("data", data, _EXPECTED)
+    if not by_name and all(map(_is_labelled_sample, data)):
         more = f", and {len(data[0]) - 2} more per sample, which cannot be used" * (len(data[0]) > 2)
         raise DataError(
-            f"data: got {_what(data)} samples, each with its label{more}; expected all samples and all labels: "
+            f"data: got {_describe(data)} samples, each with its label{more}; expected all samples and all labels: "
             "([row[0] for row in data], [row[1] for row in data])"
         )
-    if isinstance(data, tuple) and any(map(_is_one, data)):
+    if isinstance(data, tuple) and any(map(_is_dataset, data)):
         raise DataError(
-            f"data: got {_what(data)} that are not all (train, test) pairs, expected two data sets, (train, test); put "
-            "clients into a list"
+            f"data: got {_describe(data)} that are not all (train, test) pairs, expected two data sets, (train, test); "
+            "put clients into a list"
         )
-    called = [f"client {name!r}" for name in data] if named else [f"client {place}" for place in range(len(data))]
-    parts = [_of_client(name, own) for name, own in zip(called, data.values() if named else data, strict=True)]
-    pool, places = _pooled([part for own in parts for part in own], any_targets)
-    held = tuple((next(places), next(places)) if len(own) == 2 else next(places) for own in parts)
-    return replace(pool, held=held, owners=tuple(map(str, data)) if named else ())
+    clients = data if by_name else dict(enumerate(data))
+    parts = [_client_parts(f"client {name!r}", client) for name, client in clients.items()]
+    pool, indices = _pool_parts([part for client in parts for part in client], any_targets)
+    by_client = tuple((next(indices), next(indices)) if len(client) == 2 else next(indices) for client in parts)
+    return replace(pool, client_indices=by_client, client_names=tuple(map(str, data)) if by_name else ())
 
 
-def _of_client(name: str, own: Any) -> list[tuple[str, Any]]:
-    """One client's parts: (train, test), or all it has."""
-    if _is_one(own):
-        return [(name, own)]
-    if isinstance(own, Mapping) and set(own) == {"train", "test"}:
-        own = own["train"], own["test"]
-    if _is_row(own) and len(own) == 2:
-        return [(f"{name} {part}", each) for part, each in zip(("train", "test"), own, strict=True)]
-    raise _refusal(name, own, "expected a (train, test) pair or one data set, arrays (x, y) or a Dataset each")
+def _client_parts(name: str, client: Any) -> list[tuple[str, Any]]:
+    """One client's train and test data, or its only data set, with their names in error messages."""
+    if _is_dataset(client):
+        return [(name, client)]
+    if isinstance(client, Mapping) and set(client) == {"train", "test"}:
+        client = client["train"], client["test"]
+    if _is_sequence(client) and len(client) == 2:
+        return [(f"{name} train", client[0]), (f"{name} test", client[1])]
+    raise _not_a_dataset(name, client, "expected a (train, test) pair or one data set, arrays (x, y) or a Dataset each")
 
 
-def _refusal(name: str, data: Any, expected: str) -> DataError:
-    """What is wrong with something that is no data set, and the remedy."""
+def _not_a_dataset(name: str, data: Any, expected: str) -> DataError:
+    """The error for something that is no data set, with the remedy."""
     if isinstance(data, DataLoader):
         return DataError(f"{name}: got a DataLoader, expected the data set it draws from; pass loader.dataset")
     if isinstance(data, Iterator | IterableDataset) or hasattr(data, "column_names"):
         return DataError(
-            f"{name}: got {_what(data)}, whose samples come one after another, expected all of them; collect them into "
-            "arrays (x, y) first, or load the data set without streaming"
+            f"{name}: got {_describe(data)}, whose samples come one after another, expected all of them; collect them "
+            "into arrays (x, y) first, or load the data set without streaming"
         )
     if isinstance(data, str):
         return DataError(f"{name}: got a text, {expected}; text is given by pfedlms.data.texts({{'anna': 'Dear …'}})")
@@ -155,45 +155,46 @@ def _refusal(name: str, data: Any, expected: str) -> DataError:
         return DataError(
             f"{name}: got one array of shape {tuple(data.shape)}, expected samples and labels as a tuple, (x, y)"
         )
-    if _is_row(data) and len(data) > 2 and all(map(_is_array, data)):
-        row = "(x, y), or a (train, test) pair of them, ((x_train, y_train), (x_test, y_test))"
-        return DataError(f"{name}: got {_what(data)} arrays, expected samples and labels, {row}")
-    return DataError(f"{name}: got {_what(data)}, {expected}")
+    if _is_sequence(data) and len(data) > 2 and all(map(_is_array, data)):
+        pair = "(x, y), or a (train, test) pair of them, ((x_train, y_train), (x_test, y_test))"
+        return DataError(f"{name}: got {_describe(data)} arrays, expected samples and labels, {pair}")
+    return DataError(f"{name}: got {_describe(data)}, {expected}")
 
 
-def _what(value: Any) -> str:
+def _describe(value: Any) -> str:
     kind = type(value).__name__
     return f"a {kind} of {len(value)}" if isinstance(value, tuple | list | Mapping) else f"an object of type {kind}"
 
 
-# --- what an object is ------------------------------------------------------------------------------------------------
+# --- what an object is ---
 
 
-def _is_one(data: Any) -> bool:
+def _is_dataset(data: Any) -> bool:
     """Whether this is one data set: a Dataset, a table, or samples and labels."""
     if isinstance(data, Dataset) or _is_table(data):
         return not isinstance(data, IterableDataset)
     samples_and_labels = isinstance(data, tuple | list) and len(data) == 2
-    return samples_and_labels and (_is_array(data[0]) or _is_row(data[0])) and _is_labels(data[1])
+    return samples_and_labels and (_is_array(data[0]) or _is_sequence(data[0])) and _are_labels(data[1])
 
 
 def _is_table(data: Any) -> bool:
-    """Whether this is a Hugging Face Dataset, known by what it can do."""
-    known = isinstance(getattr(data, "column_names", None), list) and hasattr(data, "features")
-    return known and hasattr(data, "__len__") and hasattr(data, "__getitem__")
+    """Whether this is a Hugging Face Dataset, judged by its attributes."""
+    has_columns = isinstance(getattr(data, "column_names", None), list)
+    return has_columns and all(hasattr(data, name) for name in ("features", "__len__", "__getitem__"))
 
 
 def _is_array(data: Any) -> bool:
     return isinstance(getattr(data, "shape", None), tuple) and not _is_table(data) and not isinstance(data, Dataset)
 
 
-def _is_row(data: Any) -> bool:
+def _is_sequence(data: Any) -> bool:
     return isinstance(data, Sequence) and not isinstance(data, str | bytes)
 
 
-def _is_labels(data: Any) -> bool:
-    """Labels rather than a data set: an array, or a row of numbers or names; a list of rows of numbers, too."""
-    if not _is_row(data):
+def _are_labels(data: Any) -> bool:
+    """Whether these are labels rather than a data set: an array, numbers or names in a sequence, or a list of lists of
+    numbers."""
+    if not _is_sequence(data):
         return _is_array(data)
     first = data[0] if len(data) else None
     if isinstance(data, list) and isinstance(first, list):
@@ -202,65 +203,65 @@ def _is_labels(data: Any) -> bool:
 
 
 def _is_label(value: Any) -> bool:
-    """A single number or name."""
+    """Whether this is a single number or name."""
     return isinstance(value, int | float | str | bytes) or getattr(value, "shape", None) == ()
 
 
-def _is_labelled(value: Any) -> bool:
-    """A sample with its label."""
+def _is_labelled_sample(value: Any) -> bool:
+    """Whether this is a sample together with its label."""
     pair = isinstance(value, tuple | list) and len(value) > 1 and _is_label(value[1])
     return pair and not _is_label(value[0])
 
 
-# --- one data set as samples and labels -------------------------------------------------------------------------------
+# --- one data set as samples and labels ---
 
 
-def _pooled(parts: Sequence[tuple[str, Any]], any_targets: bool) -> tuple[Pool, Iterator[Indices]]:
-    """Some data sets as one, each with the name that errors call it, and the indices of each."""
-    rows = [(name, *_arrays(data, name)) for name, data in parts]
-    names: Sequence[str] = ()
-    for name, _, _, own in rows:
-        if own and names and list(own) != list(names):
+def _pool_parts(parts: Sequence[tuple[str, Any]], any_targets: bool) -> tuple[Pool, Iterator[Indices]]:
+    """The pool of several data sets, each with its name in error messages; and the indices of each in the pool."""
+    arrays = [(name, *_samples_and_labels(data, name)) for name, data in parts]
+    classes: Sequence[str] = ()
+    for name, _, _, names in arrays:
+        if names and classes and list(names) != list(classes):
             raise DataError(
-                f"{name}: got the classes {', '.join(own)}, expected {', '.join(names)} as for {rows[0][0]}; bring "
-                "them into one order"
+                f"{name}: got the classes {', '.join(names)}, expected {', '.join(classes)} as for {parts[0][0]}; "
+                "bring them into one order"
             )
-        names = names or own
-    pool = checked([(name, x, y) for name, x, y, _ in rows], names, any_targets)
-    return pool, iter(np.split(np.arange(len(pool.y)), np.cumsum([len(x) for _, x, _, _ in rows])[:-1]))
+        classes = classes or names
+    pool = build_pool([(name, x, y) for name, x, y, _ in arrays], classes, any_targets)
+    return pool, iter(np.split(np.arange(len(pool.y)), np.cumsum([len(x) for _, x, _, _ in arrays])[:-1]))
 
 
-def _arrays(data: Any, name: str) -> tuple[Any, Any, Sequence[str]]:
+def _samples_and_labels(data: Any, name: str) -> tuple[Any, Any, Sequence[str]]:
     """Samples, labels and the names of the classes, where the data set knows them."""
-    if not _is_one(data):
-        raise _refusal(name, data, "expected one data set, arrays (x, y) or a Dataset")
+    if not _is_dataset(data):
+        raise _not_a_dataset(name, data, "expected one data set, arrays (x, y) or a Dataset")
     if _is_table(data):
-        return _of_table(data, name)
+        return _read_table(data, name)
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         return data.tensors[0], data.tensors[1], ()
-    return (*_of_items(data, name), _known_classes(data)) if isinstance(data, Dataset) else (data[0], data[1], ())
+    return (*_read_items(data, name), _class_names(data)) if isinstance(data, Dataset) else (data[0], data[1], ())
 
 
-def _known_classes(data: Any) -> Sequence[str]:
-    """As torchvision's data sets have them, unless labels are changed on the way."""
+def _class_names(data: Any) -> Sequence[str]:
+    """The names of classes as torchvision's data sets have them, unless a transform changes the labels."""
     while isinstance(data, Subset):
         data = data.dataset
     names = getattr(data, "classes", None)
-    known = isinstance(names, list | tuple) and all(isinstance(each, str) for each in names)
-    return names if known and getattr(data, "target_transform", None) is None else ()  # type: ignore[return-value]
+    are_names = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
+    return names if are_names and getattr(data, "target_transform", None) is None else ()  # type: ignore[return-value]
 
 
-def _of_items(data: Any, name: str) -> tuple[list[Any], list[Any]]:
-    """All items of a map-style data set, in one pass."""
+def _read_items(data: Any, name: str) -> tuple[list[Any], list[Any]]:
+    """Samples and labels of a map-style data set, in one pass."""
     samples, labels, place = [], [], 0
     try:  # the data set's own code may raise anything
         for place in range(len(data)):
             item = data[place]
             if isinstance(item, Mapping):
-                own, label = _named_columns(list(item), name)
-                item = item[own], item[label]
+                sample, label = _find_columns(list(item), name)
+                item = item[sample], item[label]
             if not isinstance(item, tuple | list) or len(item) != 2:
-                raise DataError(f"{name}: item {place} is {_what(item)}, expected a pair: a sample and its label")
+                raise DataError(f"{name}: item {place} is {_describe(item)}, expected a pair: a sample and its label")
             samples.append(item[0])
             labels.append(item[1])
     except DataError:
@@ -270,23 +271,24 @@ def _of_items(data: Any, name: str) -> tuple[list[Any], list[Any]]:
     return samples, labels
 
 
-def _of_table(data: Any, name: str) -> tuple[Any, Any, Sequence[str]]:
-    own, label = _named_columns(data.column_names, name)
+def _read_table(data: Any, name: str) -> tuple[Any, Any, Sequence[str]]:
+    sample, label = _find_columns(data.column_names, name)
     try:
-        samples, labels = data[own], data[label]
-    except Exception as error:  # whatever decoding or a transform raises
-        raise DataError(f"{name}: the columns {own} and {label} cannot be read ({reason(error)})") from error
+        samples, labels = data[sample], data[label]
+    except Exception as error:  # decoding, or a transform, may raise anything
+        raise DataError(f"{name}: the columns {sample} and {label} cannot be read ({reason(error)})") from error
     return samples, labels, getattr((data.features or {}).get(label), "names", None) or ()
 
 
-def _named_columns(columns: Sequence[Any], name: str) -> tuple[Any, Any]:
-    """Which column holds the samples, and which the labels."""
-    label = next((each for each in _LABELS if each in columns), None)
-    others = [each for each in columns if each not in (*_LABELS, "coarse_label")]
-    own = others[0] if len(others) == 1 else next((each for each in _SAMPLES if each in others), None)
-    if label is None or own is None:
+def _find_columns(columns: Sequence[Any], name: str) -> tuple[Any, Any]:
+    """The column of the samples, and that of the labels."""
+    label = next((column for column in _LABEL_COLUMNS if column in columns), None)
+    others = [column for column in columns if column not in (*_LABEL_COLUMNS, "coarse_label")]
+    sample = others[0] if len(others) == 1 else next((column for column in _SAMPLE_COLUMNS if column in others), None)
+    if label is None or sample is None:
         raise DataError(
-            f"{name}: got the columns {', '.join(map(str, columns))}, expected one of {', '.join(_LABELS)} and one "
-            f"other or one of {', '.join(_SAMPLES)}; say which are samples and labels, for example (ds['x'], ds['y'])"
+            f"{name}: got the columns {', '.join(map(str, columns))}, expected one of {', '.join(_LABEL_COLUMNS)} and "
+            f"one other or one of {', '.join(_SAMPLE_COLUMNS)}; say which are samples and labels, for example "
+            "(ds['x'], ds['y'])"
         )
-    return own, label
+    return sample, label

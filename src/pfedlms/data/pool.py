@@ -1,8 +1,8 @@
-"""A data set before it is partitioned: samples and labels that users gave, as checked arrays."""
+"""A data set before it is partitioned: the samples and labels that a user gave, as validated arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -11,82 +11,97 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pfedlms.data.partition import Indices
+from pfedlms.data.partition import SCHEMES, Indices
 from pfedlms.errors import DataError, reason
 
 Samples = NDArray[Any]
 """float32, or int64 where they are whole numbers."""
 Constants = tuple[float, ...] | None
 
-_CODES = 1000  # up to here a number from 0 on is a class number, whatever is missing in between
-_EXACT = 2.0**53  # from here on a float64 stands for several whole numbers
-_SHOWN = 5  # values that a message names
+_MAX_CODE = 1000  # numbers from 0 to below this are class numbers, even if some are missing in between
+_MAX_EXACT = 2.0**53  # from here on a float64 stands for several whole numbers
+_MAX_SHOWN = 5  # a message names at most so many values
 _BLOCK = 1 << 16  # samples that are checked together
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Samples `x: [n, ...]` and class numbers `y: [n]`; of windows of tokens `y: [n, length]`, the next token at each
-    position; or targets that are no classes, `[n, ...]`."""
+    """Samples `x: [n, ...]` and class numbers `y: [n]`. For text, `y: [n, length]` is the next token at each position.
+    Targets that are no classes are `y: [n, ...]`."""
 
     x: Samples
     y: NDArray[Any]
     classes: int
     """0: targets are no classes."""
     names: tuple[str, ...] = ()
-    """Of all classes, where they were given as something else than class numbers."""
+    """Names of all classes, where labels were not given as class numbers."""
     owner: NDArray[np.int64] | None = None
-    """`[n]`: each sample's client as a place in `owners`, where the data say so."""
-    owners: tuple[str, ...] = ()
-    """Names of clients."""
-    held: tuple[Indices | tuple[Indices, Indices], ...] = ()
-    """Where clients were given one by one: the indices of each, or its (train, test) indices."""
+    """`[n]`: the client of each sample, an index of `client_names`. None if the data name no clients."""
+    client_names: tuple[str, ...] = ()
+    client_indices: tuple[Indices | tuple[Indices, Indices], ...] = ()
+    """Where a user gave clients one by one: the sample indices of each client, or its (train, test) indices."""
     mean: Constants = None
-    """What images were normalised by, one number per channel, as is `std`; None: samples are as they were given."""
+    """Images were normalised by `mean` and `std`, one number per channel. None: samples are as they were given."""
     std: Constants = None
     tokens: str = ""
-    """Of windows of tokens: what a token is, one of `text.KINDS` or custom."""
+    """For text: what a token is, one of `text.KINDS` or custom."""
     overlap: int | None = None
-    """Of windows of tokens: so many windows before a window share targets with it."""
+    """For text: how many windows before a window share targets with it."""
 
     @property
     def strata(self) -> NDArray[np.int64]:
-        """What samples are partitioned and split by: labels, or nothing where a target is not one class."""
+        """What samples are partitioned and split by: the labels, or zeros where a target is not one class."""
         return self.y if self.classes and self.y.ndim == 1 else np.zeros(len(self.y), dtype=np.int64)
 
-    def cut_in_order(self, held: Indices, client: int, share: float = 0.25) -> tuple[Indices, Indices]:
-        """Of one client's windows of tokens the last ones are set aside; those that overlap them are left out."""
-        assert self.overlap is not None  # of windows of tokens
-        first = len(held) - min(max(round(share * len(held)), 1), len(held) - 1)
+    def resolve_scheme(self, scheme: str) -> str:
+        """The partition scheme that `scheme` means for these samples. `auto` is `given` where the data name clients;
+        else `dirichlet`, or `iid` where targets are no classes."""
+        if scheme == "auto":
+            return "given" if self.owner is not None else "dirichlet" if self.classes else "iid"
+        if scheme in ("dirichlet", "classes") and not self.classes:
+            raise DataError(
+                f"data.partition: got {scheme!r}, which divides classes, but targets are numbers; use iid, quantity or "
+                "given"
+            )
+        if scheme == "given" and self.owner is None:
+            raise DataError(
+                "data.partition: got 'given', but the data name no clients; name a column with --set "
+                f"data.owner_column=COLUMN (owner_column in Python), or use one of: {', '.join(SCHEMES[:-1])}"
+            )
+        return scheme
+
+    def split_in_order(self, windows: Indices, client: int, share: float = 0.25) -> tuple[Indices, Indices]:
+        """Split one client's windows of text: the last ones are held out, and windows that overlap them are dropped."""
+        assert self.overlap is not None  # it is set for text
+        first = len(windows) - min(max(round(share * len(windows)), 1), len(windows) - 1)
         if first <= self.overlap:
             raise DataError(
-                f"client {client}: got {len(held)} windows of text, of which {self.overlap} overlap those set aside, "
-                "expected more; use a larger data.stride or data.min_tokens"
+                f"client {client}: got {len(windows)} windows of text, of which {self.overlap} overlap those set "
+                "aside, expected more; use a larger data.stride or data.min_tokens"
             )
-        return held[: first - self.overlap], held[first:]
+        return windows[: first - self.overlap], windows[first:]
 
 
-def checked(parts: Sequence[tuple[str, Any, Any]], names: Sequence[str] = (), any_targets: bool = False) -> Pool:
-    """The samples and labels of some parts, each with the name that errors call it; `names` of the classes, where they
-    are known. With `any_targets`, for a custom loss, labels need not be classes."""
-    called, given, targets = zip(*parts, strict=True)
-    samples = [_numbers(x, name) for name, x in zip(called, given, strict=True)]
+def build_pool(parts: Sequence[tuple[str, Any, Any]], names: Sequence[str] = (), any_targets: bool = False) -> Pool:
+    """One pool of several parts, validated. Each part is (its name in error messages, samples, labels); `names` are
+    those of the classes, where they are known. With `any_targets`, for a custom loss, labels need not be classes."""
+    where = [part[0] for part in parts]
+    samples = [_as_numbers(x, name) for name, x, _ in parts]
     labels: list[NDArray[Any]]
-    if any_targets and not _are_classes(targets[0]):
-        labels, classes, names = [_numbers(y, name, "targets") for name, y in zip(called, targets, strict=True)], 0, ()
+    if any_targets and not _are_classes(parts[0][2]):
+        labels, classes, names = [_as_numbers(y, name, "targets") for name, _, y in parts], 0, ()
     else:
-        labels, classes, names = _labels(list(zip(called, targets, strict=True)), names)
-    for name, x, y in zip(called, samples, labels, strict=True):
+        labels, classes, names = _class_labels([(name, y) for name, _, y in parts], names)
+    for name, x, y in zip(where, samples, labels, strict=True):
         if len(x) != len(y):
             raise DataError(f"{name}: got {len(x)} samples and {len(y)} labels, expected as many of each")
-    x, y = _joined(called, samples, "samples"), _joined(called, labels, "targets")
-    return Pool(x, y, classes, tuple(names))
+    return Pool(_concatenate(where, samples, "samples"), _concatenate(where, labels, "targets"), classes, tuple(names))
 
 
-def _numbers(value: Any, name: str, what: str = "samples") -> Samples:
-    """Samples, or targets that are no classes, `[n, ...]`: float32, or int64 where they are whole numbers, such as
-    token ids. Samples of bytes with three and more axes are images and become float32, as do booleans."""
-    x = array_of(value, f"{name}: {what}")
+def _as_numbers(value: Any, name: str, what: str = "samples") -> Samples:
+    """Samples, or targets that are no classes, as an array `[n, ...]`: int64 for whole numbers such as token ids, else
+    float32. Bytes with three or more axes are images and become float32."""
+    x = as_array(value, f"{name}: {what}")
     if x.ndim == 0 or len(x) == 0:
         raise DataError(f"{name}: got no {what}, expected an array [n, ...] with at least one")
     if x.dtype.kind not in "fiub":
@@ -101,30 +116,30 @@ def _numbers(value: Any, name: str, what: str = "samples") -> Samples:
         return np.require(x, np.int64, "C")
     with np.errstate(over="ignore"):  # too large a number becomes infinite, which is refused
         floats = np.require(x, np.float32, "C")
-    # Some at a time: a file that is mapped may be larger than memory.
+    # Block by block: a memory-mapped file may be larger than memory.
     if not all(np.isfinite(floats[start : start + _BLOCK]).all() for start in range(0, len(floats), _BLOCK)):
         raise DataError(f"{name}: {what} hold NaN or infinite values; clean them first")
     return floats
 
 
-def _joined(called: Sequence[str], parts: Sequence[Samples], what: str) -> Samples:
-    """Several parts as one; whole numbers only if all of them are."""
-    like = parts[0].shape[1:]
-    for name, x in zip(called, parts, strict=True):
-        if x.shape[1:] != like:
+def _concatenate(where: Sequence[str], parts: Sequence[Samples], what: str) -> Samples:
+    """All parts as one array, int64 if all of them are."""
+    shape = parts[0].shape[1:]
+    for name, x in zip(where, parts, strict=True):
+        if x.shape[1:] != shape:
             raise DataError(
-                f"{name}: got {what} of shape {x.shape[1:]}, expected {like} as for {called[0]}; bring them to "
-                "one shape"
+                f"{name}: got {what} of shape {x.shape[1:]}, expected {shape} as for {where[0]}; bring them to one "
+                "shape"
             )
-    if len(parts) == 1:  # which may be mapped
+    if len(parts) == 1:  # it may be memory-mapped, so it is not copied
         return parts[0]
-    whole = all(x.dtype == np.int64 for x in parts)
-    return np.concatenate([x if whole else x.astype(np.float32, copy=False) for x in parts])
+    integers = all(x.dtype == np.int64 for x in parts)
+    return np.concatenate([x if integers else x.astype(np.float32, copy=False) for x in parts])
 
 
-def array_of(value: Any, name: str) -> NDArray[Any]:
-    """Tensors, arrays, nested lists and whatever NumPy takes, as an array; images of Pillow become
-    `[n, channels, height, width]` from 0 to 1."""
+def as_array(value: Any, name: str) -> NDArray[Any]:
+    """Tensors, arrays, nested lists and whatever else NumPy accepts, as an array. Pillow images become
+    `[n, channels, height, width]` with values from 0 to 1."""
     try:
         if isinstance(value, Sequence) and not isinstance(value, str | bytes):
             value = list(value)
@@ -134,17 +149,17 @@ def array_of(value: Any, name: str) -> NDArray[Any]:
                 value = np.stack([_pixels(image) for image in value])
         if isinstance(value, torch.Tensor):
             value = value.detach().cpu().resolve_conj().resolve_neg()
-            # NumPy has no numbers of 8 and 16 bits but its own half.
+            # NumPy has no bfloat16 and no floats of 8 bits.
             value = (value.float() if value.is_floating_point() else value).numpy()
         return np.asarray(value)
-    except Exception as error:  # whatever an object raises that is asked for its numbers
+    except Exception as error:  # an object that is asked for its numbers may raise anything
         raise DataError(
             f"{name} must be arrays of numbers, all of one shape ({reason(error)}); pad, cut or resize them to one"
         ) from error
 
 
 def _pixels(image: Any) -> NDArray[Any]:
-    """An image of Pillow as `[channels, height, width]`."""
+    """A Pillow image as `[channels, height, width]`."""
     if image.mode in ("1", "P", "PA"):  # one bit, or numbers of a palette
         image = image.convert("L" if image.mode == "1" else "RGB")
     pixels = np.asarray(image)
@@ -156,50 +171,50 @@ def _pixels(image: Any) -> NDArray[Any]:
 
 
 def _are_classes(y: Any) -> bool:
-    """Whether targets are labels of classes: a vector of whole numbers from 0 on, truth values or names."""
+    """Whether targets are labels of classes: a vector of whole numbers from 0 on, booleans or names."""
     raw = np.asarray(y)
     return raw.ndim == 1 and raw.dtype.kind in "iubUSO" and not (raw.dtype.kind == "i" and bool((raw < 0).any()))
 
 
-def _labels(
+def _class_labels(
     parts: Sequence[tuple[str, Any]], names: Sequence[str]
 ) -> tuple[list[NDArray[np.int64]], int, tuple[str, ...]]:
-    """Class numbers of several parts, the number of classes, and their names where they have any. Parts are numbered
+    """Class numbers of several parts, the number of classes, and their names if they have any. All parts are numbered
     together: a number means the same class for all clients.
 
-    Class numbers from 0 on stay what they are. Other whole numbers, texts and booleans are numbered in their order and
-    keep their names; rows of a single one (one-hot) stand for its place. With `names`, labels are places in them.
+    Class numbers from 0 on stay as they are. Other whole numbers, texts and booleans are numbered in their order and
+    keep their names. A one-hot row becomes the index of its one. With `names`, labels are indices of these.
     """
-    read = [(name, *column_of(value, name)) for name, value in parts]
-    first, kind, like = read[0]
-    for name, own, column in read:
-        if own != kind or column.shape[1:] != like.shape[1:]:
-            got = [f"{k} {c.shape[1]} wide" if k == "one-hot" else k for k, c in ((own, column), (kind, like))]
-            raise DataError(f"{name}: got labels that are {got[0]}, expected {got[1]} as for {first}")
-    columns = [column for _, _, column in read]
+    columns, kinds = [], []
+    for name, value in parts:
+        kind, column = label_column(value, name)
+        columns.append(column)
+        kinds.append(f"one-hot {column.shape[1]} wide" if kind == "one-hot" else kind)
+        if kinds[-1] != kinds[0]:
+            raise DataError(f"{name}: got labels that are {kinds[-1]}, expected {kinds[0]} as for {parts[0][0]}")
     if kind == "one-hot":
-        return [column.argmax(axis=1) for column in columns], like.shape[1], tuple(names)
+        return [column.argmax(axis=1) for column in columns], columns[0].shape[1], tuple(names)
     if kind == "booleans":
         return [column.astype(np.int64) for column in columns], 2, ("False", "True")
     if kind == "numbers" and names:
-        for name, _, column in read:
+        for (name, _), column in zip(parts, columns, strict=True):
             if len(outside := column[(column < 0) | (column >= len(names))]):
                 raise DataError(
                     f"{name}: got label {outside[0]}, expected 0 to {len(names) - 1} for the classes "
-                    f"{_some(names)}; leave samples without a label out"
+                    f"{_first_few(names)}; leave samples without a label out"
                 )
         return columns, len(names), tuple(names)
-    together = np.concatenate(columns)
-    if kind == "numbers" and together.min() == 0 and together.max() < max(_CODES, len(together)):
-        return columns, int(together.max()) + 1, ()
-    numbers, found = numbered(together)
-    return np.split(numbers, np.cumsum([len(column) for column in columns])[:-1]), len(found), found
+    labels = np.concatenate(columns)
+    if kind == "numbers" and labels.min() == 0 and labels.max() < max(_MAX_CODE, len(labels)):
+        return columns, int(labels.max()) + 1, ()
+    numbers, values = number_values(labels)
+    return np.split(numbers, np.cumsum([len(column) for column in columns])[:-1]), len(values), values
 
 
-def column_of(value: Any, name: str, what: str = "label") -> tuple[str, NDArray[Any]]:
-    """What labels, or clients, are, and they themselves `[n]`: numbers, texts or booleans; one-hot rows are
+def label_column(value: Any, name: str, what: str = "label") -> tuple[str, NDArray[Any]]:
+    """A column of labels, or of clients, `[n]`, and its kind: numbers, texts or booleans. The kind one-hot is
     `[n, classes]`."""
-    y = array_of(value, f"{name}: {what}s")
+    y = as_array(value, f"{name}: {what}s")
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim == 2 and y.dtype.kind in "fiub" and len(y) and y.shape[1] > 1:
@@ -217,13 +232,13 @@ def column_of(value: Any, name: str, what: str = "label") -> tuple[str, NDArray[
         raise DataError(f"{name}: got no {what}s, expected one for each sample")
     if y.dtype.kind in "iu":
         return "numbers", y.astype(np.int64)
-    values: list[Any] = [each.decode(errors="replace") if isinstance(each, bytes) else each for each in y.tolist()]
-    if missing := [row for row, each in enumerate(values) if _is_missing(each)]:
+    values: list[Any] = [label.decode(errors="replace") if isinstance(label, bytes) else label for label in y.tolist()]
+    if missing := [row for row, label in enumerate(values) if _is_missing(label)]:
         raise DataError(
             f"{name}: {len(missing)} {what}{'s are' if len(missing) != 1 else ' is'} missing, the first in sample "
             f"{missing[0]} (from 0); fill in what is missing, or leave those samples out"
         )
-    match sorted({type(each).__name__ for each in values}):
+    match sorted({type(label).__name__ for label in values}):
         case ["str"]:
             return "texts", np.array(values)
         case ["bool"]:
@@ -231,49 +246,47 @@ def column_of(value: Any, name: str, what: str = "label") -> tuple[str, NDArray[
         case ["int"]:
             return "numbers", np.array(values)
         case ["float"]:
-            if broken := [each for each in values if not each.is_integer() or abs(each) >= _EXACT]:
+            if broken := [label for label in values if not label.is_integer() or abs(label) >= _MAX_EXACT]:
                 raise DataError(
-                    f"{name}: got {what}s such as {_some(broken)}, {expected}; numbers to be predicted as they are "
-                    "need a loss, which is given in Python: pfedlms.run((x, y), model, loss=…)"
+                    f"{name}: got {what}s such as {_first_few(broken)}, {expected}; numbers to be predicted as they "
+                    "are need a loss, which is given in Python: pfedlms.run((x, y), model, loss=…)"
                 )
             return "numbers", np.array(values).astype(np.int64)
         case types:
-            raise DataError(f"{name}: got {what}s of the types {_some(types)}, {expected}")
+            raise DataError(f"{name}: got {what}s of the types {_first_few(types)}, {expected}")
 
 
 def _is_missing(value: Any) -> bool:
-    """None, NaN, pandas' NA, or a text without a character."""
+    """Whether a value is None, NaN, pandas' NA or blank text."""
     if isinstance(value, float | str):
         return value != value or (isinstance(value, str) and not value.strip())
     return value is None or type(value).__name__ == "NAType"
 
 
-def _some(values: Sequence[Any]) -> str:
-    return ", ".join(map(str, values[:_SHOWN])) + ", …" * (len(values) > _SHOWN)
+def _first_few(values: Sequence[Any]) -> str:
+    return ", ".join(map(str, values[:_MAX_SHOWN])) + ", …" * (len(values) > _MAX_SHOWN)
 
 
-def numbered(values: Iterable[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Distinct values numbered in their order, and their names: in the order of numbers where all are whole numbers, be
-    they written as text, else in that of text."""
-    if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
-        known, places = np.unique(values, return_inverse=True)
-        return places.astype(np.int64), tuple(map(str, known.tolist()))
-    given, keys = list(values), list[Any]()
-    try:
-        keys = [_whole(value) for value in given]
-    except ValueError:
-        keys = [str(value) for value in given]
-    place_of = {value: place for place, value in enumerate(sorted(set(keys)))}
-    return np.array([place_of[value] for value in keys], dtype=np.int64), tuple(map(str, place_of))
+def number_values(values: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Number the distinct values in ascending order; returns the number of each value and the names by number. Whole
+    numbers, also those written as text, are ordered as numbers, everything else as text."""
+    keys = values
+    if values.dtype.kind not in "iu":
+        try:
+            keys = np.array([_parse_integer(value) for value in values], dtype=object)
+        except ValueError:
+            keys = np.array([str(value) for value in values])
+    names, numbers = np.unique(keys, return_inverse=True)
+    return numbers.astype(np.int64), tuple(map(str, names.tolist()))
 
 
-def _whole(value: Any) -> int:
-    """The whole number that `value` is or spells, also as 2.0; ValueError if it does not. Truth values are names."""
+def _parse_integer(value: Any) -> int:
+    """The whole number that `value` is or spells, also as 2.0; ValueError for anything else, booleans included."""
     if isinstance(value, bool | np.bool_):
         raise ValueError
     if not isinstance(value, float | np.floating):
         with suppress(ValueError):
-            return int(value)  # not by way of a float, which cuts long ones
+            return int(value)  # a float would round long numbers
         value = float(value)
     if not value.is_integer():
         raise ValueError
@@ -281,16 +294,16 @@ def _whole(value: Any) -> int:
 
 
 def class_numbers(pool: Pool, names: tuple[str, ...]) -> NDArray[np.int64]:
-    """Labels as positions in `names`: by their names, or as the numbers they are if none of them is a name."""
-    given = pool.names or tuple(map(str, range(pool.classes)))
+    """The labels of a pool as indices of `names`: by their names, or as numbers if none of them is among `names`."""
+    labels = pool.names or tuple(map(str, range(pool.classes)))
     by_name = pool.names and any(name in names for name in pool.names)
     known = names if by_name else tuple(map(str, range(len(names))))
-    if wrong := [given[k] for k in np.unique(pool.y) if given[k] not in known]:
-        shown = repr(wrong[0]) if pool.names else wrong[0]
+    numbers = {name: number for number, name in enumerate(known)}
+    if unknown := [labels[k] for k in np.unique(pool.y) if labels[k] not in numbers]:
+        shown = repr(unknown[0]) if pool.names else unknown[0]
         raise DataError(
             f"data: got the class {shown}, expected one of the classes {', '.join(names)}, or numbers from 0 to "
             f"{len(names) - 1}"
         )
-    places = {name: place for place, name in enumerate(known)}
-    numbers: NDArray[np.int64] = np.array([places.get(name, 0) for name in given], dtype=np.int64)[pool.y]
-    return numbers
+    places: NDArray[np.int64] = np.array([numbers.get(name, 0) for name in labels], dtype=np.int64)[pool.y]
+    return places

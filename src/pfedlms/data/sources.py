@@ -1,4 +1,4 @@
-"""Data sets by name: where each is read from and how its samples are normalised; and a user's own, by path.
+"""Data sets by name: where each is read from and how its samples are normalised. And a user's own data, by path.
 
 A new format of a named data set is a `Format` and its place in `DATASETS`.
 """
@@ -17,30 +17,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pfedlms.data.file import READERS, read_columns, read_file, texts_in
+from pfedlms.data.file import READERS, read_columns, read_file, texts_by_client
 from pfedlms.data.formats import MATLAB, Format, cifar_formats, find_files, idx_format, parquet_format
-from pfedlms.data.images import constants, normalised, read_folder
+from pfedlms.data.images import check_constants, normalise, read_folder
 from pfedlms.data.pool import Pool, Samples
-from pfedlms.data.text import Windows, windows_of
+from pfedlms.data.text import Windows, cut_windows
 from pfedlms.errors import DataError, DataWarning, UsageError, did_you_mean
 
 
 @dataclass(frozen=True)
 class Source:
-    """One data set: of images, where a sample is x = (raw / scale − mean) / std, channel by channel; or of text."""
+    """A named data set: images, where a sample is x = (raw / scale − mean) / std, channel by channel; or text."""
 
     description: str
     shape: tuple[int, ...]
-    """Channels, height and width; of text the default length of a window."""
+    """Channels, height and width. For text: the default length of a window."""
     classes: int
-    """Of text: the vocabulary, where tokens are characters."""
+    """For text: the size of the vocabulary of characters."""
     samples: int
-    """As published, train and test; of text, clients."""
+    """How many were published, train and test together. For text: how many clients."""
     mean: tuple[float, ...] = ()
-    """One number per channel, as is `std`."""
+    """`mean` and `std` have one number per channel; text has none."""
     std: tuple[float, ...] = ()
     formats: tuple[Format, ...] = ()
-    """In which it may be on disk; the first that is complete is read. None: it is in the package."""
+    """The first format that is complete on disk is read. Empty: the data set is in the package."""
     published: int | None = None
     """`fingerprint` of the published samples or texts, where it is known."""
     scale: float = 255.0
@@ -56,7 +56,7 @@ class Source:
 
 _SPEAKERS = Format(
     "lines of JSON", ("shakespeare", ""), ("speakers.jsonl",),
-    lambda files: texts_in(files[0], read_columns(files[0])).items(),
+    lambda files: texts_by_client(files[0], read_columns(files[0])).items(),
 )  # fmt: skip
 _GREY, _COLOUR, _HALF = (1, 28, 28), (3, 32, 32), (0.5, 0.5, 0.5)
 _CIFAR = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
@@ -96,17 +96,17 @@ PATHS = {
     "folder": "a folder of images by class: PATH/CLASS/…, or PATH/train/CLASS/… and test (extra: data)",
     "file": f"PATH{', '.join(READERS)} with a label, or a client and text (extra for Parquet: data)",
 }
-"""What a user's own data can be, named as KIND:PATH."""
+"""Kinds of a user's own data, named as KIND:PATH."""
 
 
-def kind_of(name: str) -> str | None:
-    """`folder` or `file` for a user's own data, None for a data set with a name of its own."""
+def path_kind(name: str) -> str | None:
+    """`folder` or `file` for a user's own data, given as KIND:PATH; None for anything else."""
     kind, colon, path = name.partition(":")
     return kind if colon and path and kind in PATHS else None
 
 
-def meant_by(name: str) -> str:
-    """What a path without its kind was probably meant as; "" where it looks like none."""
+def suggest_kind(name: str) -> str:
+    """A question that suggests the kind for a path without one; "" where `name` does not look like a path."""
     path = Path(os.path.expanduser(name))
     if ":" in name:
         return ""
@@ -118,8 +118,9 @@ def meant_by(name: str) -> str:
 
 
 def load_dataset(name: str, data_dir: str | Path | None = None) -> tuple[Samples, NDArray[np.int64]]:
-    """Samples `[n, channels, height, width]` and labels `[n]` of the data set `name`, train and test pooled, normalised
-    by its published mean and standard deviation; as `run` and `compare` take them. Or of `folder:PATH`, `file:PATH`."""
+    """Samples `[n, channels, height, width]` and labels `[n]` of the data set `name`, or of `folder:PATH` or
+    `file:PATH`, as `run` and `compare` accept them: train and test together, normalised by the data set's mean and
+    standard deviation."""
     if name in DATASETS and DATASETS[name].is_text:
         raise UsageError(
             f"load_dataset: got {name!r}, whose texts belong to clients, expected samples and labels; "
@@ -134,80 +135,79 @@ def load_pool(
     mean: Sequence[float] | None = None, std: Sequence[float] | None = None, text: str = "",
     windows: Windows | None = None,
 ) -> Pool:  # fmt: skip
-    """The data set `name`, with what is known of its classes and clients; a path of the user's own is looked up in
-    `directory` unless it is absolute. The others are settings of section [data]: images are normalised by `mean` and
-    `std`, one number per channel, where they are given, else by the data set's own. The pool has those used."""
-    mean, std = constants(mean, std)
+    """The pool of the data set `name`, with what is known of its classes and clients. A user's own path is looked up in
+    `directory` unless it is absolute. The other arguments are settings of section [data]: images are normalised by
+    `mean` and `std` if they are given, else by the data set's own. The pool carries those used."""
+    mean, std = check_constants(mean, std)
     path = Path(directory or "", os.path.expanduser(name.partition(":")[2]))
-    match kind_of(name):
+    match path_kind(name):
         case "folder":
             return read_folder(path, image_size, mean, std)
         case "file":
             return read_file(path, label, client, mean, std, text, windows)
     if name not in DATASETS:
-        near = meant_by(name) or did_you_mean(name, [*DATASETS, *(f"{kind}:PATH" for kind in PATHS)])
+        near = suggest_kind(name) or did_you_mean(name, [*DATASETS, *(f"{kind}:PATH" for kind in PATHS)])
         raise DataError(f"data.dataset: got {name!r}; {near}")
     source = DATASETS[name]
     if not source.formats:
         with resources.files("pfedlms.data").joinpath("digits.npz").open("rb") as file, np.load(file) as arrays:
             raw, labels = arrays["images"][:, np.newaxis], arrays["labels"].astype(np.int64)
     else:
-        format, files = find_files(name, source.formats, folder_of(name, directory))
+        format, files = find_files(name, source.formats, data_folder(name, directory))
         pieces = list(format.read(files))
         if source.is_text:
-            rows = (f"{client}\0{own}".encode(errors="replace") for client, own in pieces)
-            _compare(name, files[0].parent, len(pieces), "clients", rows)
-            return windows_of(dict(pieces), windows or Windows(), files[0])
+            rows = (f"{client}\0{words}".encode(errors="replace") for client, words in pieces)
+            _compare_with_published(name, files[0].parent, len(pieces), "clients", rows)
+            return cut_windows(dict(pieces), windows or Windows(), files[0])
         for piece in pieces:
-            _check(name, source, *piece)
+            _check_piece(name, source, *piece)
         raw, labels = (np.concatenate(arrays) for arrays in list(zip(*pieces, strict=True))[1:])
         labels = labels.astype(np.int64)
         rows = (image.tobytes() + bytes([label]) for image, label in zip(raw, labels, strict=True))
-        _compare(name, files[0].parent, len(labels), "samples", rows)
-    x, mean, std = normalised(raw, mean or source.mean, std or source.std, source.scale)
+        _compare_with_published(name, files[0].parent, len(labels), "samples", rows)
+    x, mean, std = normalise(raw, mean or source.mean, std or source.std, source.scale)
     return Pool(x, labels, source.classes, mean=mean, std=std)
 
 
-def folder_of(name: str, directory: str | Path | None) -> Path:
-    """Where the files of the data set `name` are: in `directory`, or in PFEDLMS_DATA."""
-    if found := directory or os.environ.get("PFEDLMS_DATA"):
-        return Path(found)
+def data_folder(name: str, directory: str | Path | None) -> Path:
+    """The folder with the files of the data set `name`: `directory`, or what PFEDLMS_DATA names."""
+    if folder := directory or os.environ.get("PFEDLMS_DATA"):
+        return Path(folder)
     raise DataError(
-        f"data.dir: the data set {name!r} is read from files; name their folder with --data-dir DIR (data_dir "
-        "in Python) or PFEDLMS_DATA, "
-        f"or fetch them: pfedlms data download {name} --data-dir DIR"
+        f"data.dir: the data set {name!r} is read from files; name their folder with --data-dir DIR (data_dir in "
+        f"Python) or PFEDLMS_DATA, or fetch them: pfedlms data download {name} --data-dir DIR"
     )
 
 
-def _check(name: str, source: Source, called: str, images: NDArray[Any], labels: NDArray[Any]) -> None:
+def _check_piece(name: str, source: Source, where: str, images: NDArray[Any], labels: NDArray[Any]) -> None:
     """Refuse a piece that cannot be of the data set `name`."""
     if len(images) != len(labels) or not len(labels):
         raise DataError(
-            f"{called}: got {len(images)} images and {len(labels)} labels, expected as many and at least one; fetch "
+            f"{where}: got {len(images)} images and {len(labels)} labels, expected as many and at least one; fetch "
             "the file again"
         )
     if images.shape[1:] != source.shape or images.dtype != np.uint8:
         raise DataError(
-            f"{called}: got images of shape {images.shape[1:]} and type {images.dtype}, expected bytes of "
+            f"{where}: got images of shape {images.shape[1:]} and type {images.dtype}, expected bytes of "
             f"{source.shape} (channels, height, width); the file is not {name}'s"
         )
     if len(wrong := np.flatnonzero(~np.isin(labels, np.arange(source.classes)))):
         raise DataError(
-            f"{called}: got label {labels[wrong[0]]} in sample {wrong[0]} (from 0), expected 0 to "
+            f"{where}: got label {labels[wrong[0]]} in sample {wrong[0]} (from 0), expected 0 to "
             f"{source.classes - 1}; fetch the file again, or it is of another data set"
         )
 
 
-def _compare(name: str, folder: Path, count: int, what: str, rows: Iterable[bytes]) -> None:
-    """Warn of data that are not those published; refuse those of another data set."""
+def _compare_with_published(name: str, folder: Path, count: int, what: str, rows: Iterable[bytes]) -> None:
+    """Warn if the data are not the published ones; refuse the data of another data set."""
     source, doubt = DATASETS[name], ""
     if count != source.samples:
         doubt = f"{name}: got {count:,} {what}, published were {source.samples:,}"
-    elif source.published and source.published != (found := fingerprint(rows)):
-        if others := [other for other, each in DATASETS.items() if each.published == found]:
+    elif source.published and source.published != (digest := fingerprint(rows)):
+        if other := next((other for other in DATASETS if DATASETS[other].published == digest), None):
             raise DataError(
-                f"{folder}: holds the data set {others[0]!r}, expected {name!r}; use --dataset {others[0]}, or put the "
-                f"files of {name} there"
+                f"{folder}: holds the data set {other!r}, expected {name!r}; use --dataset {other}, or put the files "
+                f"of {name} there"
             )
         doubt = f"{name}: got {count:,} {what}, as many as were published, but not the same ({folder})"
     if doubt:
@@ -216,7 +216,7 @@ def _compare(name: str, folder: Path, count: int, what: str, rows: Iterable[byte
 
 
 def fingerprint(rows: Iterable[bytes]) -> int:
-    """The same for the same rows in whatever order: the sum, modulo 2^64, of the first 8 bytes of the SHA-256 of each.
-    A row is an image and its label, or a client and its text."""
+    """A number that does not depend on the order of rows: the sum, modulo 2^64, of the first 8 bytes of each row's
+    SHA-256. A row is an image and its label, or a client and its text."""
     digests = (hashlib.sha256(row).digest()[:8] for row in rows)
     return int(np.frombuffer(b"".join(digests), dtype="<u8").sum())

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,15 +21,16 @@ Tokens = NDArray[np.int64]
 Encode = Callable[[str], Tokens]
 KINDS = ("characters", "bytes")
 UNKNOWN = "\ufffd"
-"""The last entry of a vocabulary of characters: it stands for all that the text of the run does not have."""
+"""The last entry of a vocabulary of characters; it stands for every character that the text of the run lacks."""
 
 
 @dataclass(frozen=True)
 class Windows:
-    """How text becomes samples; the settings of section [data]."""
+    """How text becomes samples, as section [data] of a configuration says."""
 
     tokens: Any = "characters"
-    """One of `KINDS`, or a tokenizer: an object with `encode`, or a function, from a text to whole numbers from 0."""
+    """One of `KINDS`, or a tokenizer: an object with `encode`, or a function, that turns a text into whole numbers from
+    0 on."""
     length: int = 80
     stride: int = 0
     """Tokens from one window to the next; 0: as many as a window has, so that windows do not overlap."""
@@ -46,31 +46,31 @@ class Windows:
         return self.tokens if isinstance(self.tokens, str) else "custom"
 
 
-def windows_of(texts: Mapping[str, str], how: Windows, called: object = "data", names: Sequence[str] = ()) -> Pool:
-    """The windows of all clients, by the text of each; `names` is the vocabulary of characters, where it is known."""
+def cut_windows(texts: Mapping[str, str], how: Windows, where: object = "data", names: Sequence[str] = ()) -> Pool:
+    """A pool of windows, cut from the text of each client. `names` is the vocabulary of characters, if it is known;
+    error messages begin with `where`."""
     if how.kind not in (*KINDS, "custom"):
         raise DataError(f"data.tokens: got {how.tokens!r}, expected {' or '.join(KINDS)}, or a tokenizer in Python")
     if how.length < 1 or how.stride < 0:
         raise DataError(f"data.window, data.stride: got {how.length} and {how.stride}, expected at least 1 and 0")
     encode, vocabulary = _encoder(texts, how, names)
     encoded = {client: encode(text) for client, text in texts.items()}
-    kept = {client: own for client, own in encoded.items() if len(own) >= how.min_tokens}
-    if not kept:
+    tokens = {client: row for client, row in encoded.items() if len(row) >= how.min_tokens}
+    if not tokens:
         most = max(map(len, encoded.values()), default=0)
         raise DataError(
-            f"{called}: got {len(texts)} clients with at most {most} tokens, expected one with data.min_tokens = "
+            f"{where}: got {len(texts)} clients with at most {most} tokens, expected one with data.min_tokens = "
             f"{how.min_tokens} or more; lower it"
         )
-    cut = {client: _cut(own, how) for client, own in kept.items()}
-    short = {client: own for client, own in kept.items() if len(cut[client]) < 2}
-    if short:
-        client, own = min(short.items(), key=lambda each: len(each[1]))
+    windows = {client: _sliding_windows(row, how) for client, row in tokens.items()}
+    if short := [client for client in windows if len(windows[client]) < 2]:
+        client, needed = min(short, key=lambda client: len(tokens[client])), how.length + how.step + 1
         raise DataError(
-            f"{called}: {len(short)} of {len(kept)} clients have too little text for 2 windows (client {client!r}: "
-            f"{len(own)} tokens), expected {how.length + how.step + 1} tokens or more; leave such clients out with "
-            f"data.min_tokens = {how.length + how.step + 1}, or use a smaller data.window"
+            f"{where}: {len(short)} of {len(tokens)} clients have too little text for 2 windows (client {client!r}: "
+            f"{len(tokens[client])} tokens), expected {needed} tokens or more; leave such clients out with "
+            f"data.min_tokens = {needed}, or use a smaller data.window"
         )
-    rows = np.concatenate(list(cut.values()))
+    rows = np.concatenate(list(windows.values()))
     if not vocabulary:
         vocabulary = tuple(map(str, range(int(rows.max()) + 1)))
     if rows.min() < 0 or rows.max() >= len(vocabulary):
@@ -83,35 +83,35 @@ def windows_of(texts: Mapping[str, str], how: Windows, called: object = "data", 
         np.ascontiguousarray(rows[:, 1:]),
         len(vocabulary),
         vocabulary,
-        owner=np.repeat(np.arange(len(cut)), [len(own) for own in cut.values()]),
-        owners=tuple(cut),
+        owner=np.repeat(np.arange(len(windows)), [len(rows) for rows in windows.values()]),
+        client_names=tuple(windows),
         tokens=how.kind,
         overlap=-(-how.length // how.step) - 1,
     )
 
 
-def _cut(tokens: Tokens, how: Windows) -> Tokens:
-    """Windows with the token after them, `[windows, length + 1]`."""
+def _sliding_windows(tokens: Tokens, how: Windows) -> Tokens:
+    """Each window together with the token after it, `[windows, length + 1]`."""
     if len(tokens) <= how.length:
         return np.empty((0, how.length + 1), dtype=np.int64)
     return np.lib.stride_tricks.sliding_window_view(tokens, how.length + 1)[:: how.step]
 
 
 def _encoder(texts: Mapping[str, str], how: Windows, names: Sequence[str]) -> tuple[Encode, tuple[str, ...]]:
-    """The function from text to tokens, and the vocabulary; of a tokenizer that does not tell, none."""
+    """The function from text to tokens, and the vocabulary, which is empty if a tokenizer has none."""
     if how.tokens == "bytes":
         names = tuple(f"{byte:02x}" for byte in range(256))
         return lambda text: np.frombuffer(text.encode(errors="replace"), dtype=np.uint8).astype(np.int64), names
     if how.kind == "custom":
-        return _guarded(how.tokens), _vocabulary_of(how.tokens)
+        return _wrap_tokenizer(how.tokens), _tokenizer_vocabulary(how.tokens)
     points = [_code_points(text) for text in texts.values()] if not names else []
     codes = np.unique(np.concatenate(points)) if points else np.array([ord(name) for name in names], dtype=np.uint32)
     codes = codes[codes != ord(UNKNOWN)]
 
     def encode(text: str) -> Tokens:
-        own = _code_points(text)
-        places = np.searchsorted(codes, own).clip(max=len(codes) - 1)
-        return np.where(codes[places] == own, places, len(codes)).astype(np.int64)
+        points = _code_points(text)
+        places = np.searchsorted(codes, points).clip(max=len(codes) - 1)
+        return np.where(codes[places] == points, places, len(codes)).astype(np.int64)
 
     return encode, (*map(chr, codes.tolist()), UNKNOWN)
 
@@ -120,15 +120,15 @@ def _code_points(text: str) -> NDArray[np.uint32]:
     return np.frombuffer(text.encode("utf-32-le", errors="replace"), dtype="<u4")
 
 
-def _guarded(tokenizer: Any) -> Encode:
-    """A tokenizer of the user's own, which may raise or return anything."""
+def _wrap_tokenizer(tokenizer: Any) -> Encode:
+    """A function that calls the user's tokenizer, which may raise or return anything, and checks what it returns."""
 
     def encode(text: str) -> Tokens:
         try:
-            found = (tokenizer.encode if hasattr(tokenizer, "encode") else tokenizer)(text)
-            ids = np.asarray(getattr(found, "ids", found))
+            result = (tokenizer.encode if hasattr(tokenizer, "encode") else tokenizer)(text)
+            ids = np.asarray(getattr(result, "ids", result))
             if ids.ndim != 1 or (ids.dtype.kind not in "iu" and ids.size):
-                raise TypeError(f"it gave {type(found).__name__}, expected a list of whole numbers from 0")
+                raise TypeError(f"it gave {type(result).__name__}, expected a list of whole numbers from 0")
             return ids.astype(np.int64)
         except Exception as error:
             raise DataError(f"data.tokens: the tokenizer fails on {text[:40]!r} ({reason(error)})") from error
@@ -136,25 +136,9 @@ def _guarded(tokenizer: Any) -> Encode:
     return encode
 
 
-def _vocabulary_of(tokenizer: Any) -> tuple[str, ...]:
-    """By `get_vocab`, or as many numbers as `vocab_size` says; empty if the tokenizer has neither."""
+def _tokenizer_vocabulary(tokenizer: Any) -> tuple[str, ...]:
+    """The vocabulary from `get_vocab`, or `vocab_size` numbers; empty if the tokenizer has neither."""
     if callable(getattr(tokenizer, "get_vocab", None)):
-        known = {place: token for token, place in tokenizer.get_vocab().items()}
-        return tuple(known.get(place, str(place)) for place in range(max(known) + 1))
+        tokens = {number: token for token, number in tokenizer.get_vocab().items()}
+        return tuple(tokens.get(number, str(number)) for number in range(max(tokens) + 1))
     return tuple(map(str, range(getattr(tokenizer, "vocab_size", 0))))
-
-
-def joined_by_client(path: Path, texts: Sequence[Any], clients: Sequence[Any] | None) -> dict[str, str]:
-    """All texts of each client, in their order, with a newline between them."""
-    if clients is None:
-        raise DataError(
-            f"{path}: got text and no column that says whose it is, expected client, user or client_id; name it with "
-            "--set data.owner_column=COLUMN (owner_column in Python)"
-        )
-    found: dict[str, list[str]] = {}
-    for row, (client, text) in enumerate(zip(clients, texts, strict=True)):
-        if not isinstance(text, str) or client is None:
-            wrong = f"{type(text).__name__} as text" if client is not None else "no client"
-            raise DataError(f"{path}, row {row} (from 0): got {wrong}, expected a client and its text")
-        found.setdefault(str(client), []).append(text)
-    return {client: "\n".join(own) for client, own in found.items()}

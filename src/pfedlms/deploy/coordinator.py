@@ -31,7 +31,7 @@ from pfedlms.experiment.prepare import NAMED, as_configured
 from pfedlms.experiment.problem import Problem
 from pfedlms.experiment.store import RunDirectory
 from pfedlms.experiment.summary import in_short
-from pfedlms.report.progress import accuracies
+from pfedlms.report.progress import evaluation_text
 
 
 class Coordinator:
@@ -220,7 +220,7 @@ class RoundLog(Callback):
         self._out, self._before = "; ".join(f"{each}: {shown(why)}" for each, why in record["left_out"].items()), now
 
     def on_evaluation(self, run: RunInfo, record: Mapping[str, Any]) -> None:
-        self._line += f", {accuracies(record)}"
+        self._line += f", {evaluation_text(record)}"
         self._flush()
 
     def on_end(self, run: RunInfo, summary: Mapping[str, Any]) -> None:

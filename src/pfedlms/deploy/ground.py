@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from pfedlms.data import FederatedData, load_pool, read
-from pfedlms.data.federated import held_by
+from pfedlms.data.federated import from_client_indices
 from pfedlms.data.partition import Indices, split
 from pfedlms.data.pool import class_numbers
-from pfedlms.data.sources import kind_of
+from pfedlms.data.sources import path_kind
 from pfedlms.engine.terms import Terms
 from pfedlms.errors import ConfigError, DataError
 from pfedlms.experiment.config import Config
@@ -101,7 +101,7 @@ def own_data(config: Config, client: int, data: Any, problem: Problem = NAMED) -
     two; a data set as `pfedlms.run` takes one, split 75/25; or a pair (train, test). The result has these data for
     every client number, so that the node's own number has them."""
     names, shape = classes_and_shape(config)
-    if isinstance(data, str) and kind_of(data):
+    if isinstance(data, str) and path_kind(data):
         chosen = config.data
         pool = load_pool(data, chosen.dir or None, chosen.image_size, chosen.label_column)
     else:
@@ -114,10 +114,12 @@ def own_data(config: Config, client: int, data: Any, problem: Problem = NAMED) -
             f"data: got samples of shape {arrays.x.shape[1:]}, expected data.sample_shape = {config.data.sample_shape} "
             f"({prod(shape)} numbers)"
         )
-    parts: Indices | tuple[Indices, Indices] = pool.held[0] if pool.held else np.arange(len(arrays.y))
+    parts: Indices | tuple[Indices, Indices] = (
+        pool.client_indices[0] if pool.client_indices else np.arange(len(arrays.y))
+    )
     # Drawn from the client's own stream, as in a simulation.
     pair = parts if isinstance(parts, tuple) else split(arrays.strata, parts, config.run.seed, client)
-    return held_by(arrays, [pair] * config.data.clients, config.run.seed, config.data.validation)
+    return from_client_indices(arrays, [pair] * config.data.clients, config.run.seed, config.data.validation)
 
 
 def _call(name: str) -> Any:

@@ -172,7 +172,7 @@ class Federation:
         """The clients held out of the run, on their own test splits: with what a new client gets after the last round
         (the shared model; where there is none w⁰), and after its first local steps."""
         started, trained = Counts(), Counts()
-        held_out = self.data.held_out()
+        held_out = self.data.newcomer_data()
         client = self._client_of(held_out, self.criterion)
         for joined_up, personal in self._joining(client, held_out):
             started |= client.measure_start(joined_up)

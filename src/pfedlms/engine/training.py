@@ -270,7 +270,7 @@ class LocalWorker:
         """Correct predictions (or summed scores) and summed loss of each client's `params` on its own samples of
         `held`, with its own running statistics."""
         kind = torch.int64 if self._criterion.score is None else torch.float64
-        self._data.find(cohort.ids)
+        self._data.prefetch(cohort.ids)
         places = self._all_places(cohort.ids, held)
         own = replace(cohort.at_rest(), state={}, params=params.expand_as(cohort.params))
         found = torch.empty(len(cohort.ids), 2, dtype=torch.float64, device=cohort.params.device)

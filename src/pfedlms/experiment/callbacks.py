@@ -150,7 +150,7 @@ class Calls:
 def watching(progress: bool | None, callbacks: Iterable[Any] | None) -> Iterator[list[Any]]:
     """The list of callbacks with progress as asked for: None shows it on a terminal and in a notebook, True always,
     False never."""
-    from pfedlms.report.progress import screen
+    from pfedlms.report.progress import progress_callbacks
 
     expected = f"expected a list of objects with {', '.join(CALLS[:2])} or {CALLS[2]} (see pfedlms.Callback)"
     if isinstance(callbacks, str) or not isinstance(callbacks, Iterable | None):
@@ -159,5 +159,5 @@ def watching(progress: bool | None, callbacks: Iterable[Any] | None) -> Iterator
     for each in given:
         if isinstance(each, type) or not any(callable(getattr(each, name, None)) for name in CALLS):
             raise UsageError(f"callbacks: got {each!r}, {expected}")
-    with screen(progress) as shown:
+    with progress_callbacks(progress) as shown:
         yield [*shown, *given]

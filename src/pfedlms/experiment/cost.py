@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from pfedlms.data.partition import scheme_of
 from pfedlms.data.sources import DATASETS
 from pfedlms.engine import Federation
 from pfedlms.engine.participation import Participation
@@ -117,8 +116,8 @@ def _inputs(config: Config) -> tuple[tuple[int, ...], int, int]:
             return (config.data.window,), vocabulary, config.data.clients
         return source.shape, source.classes, config.data.clients
     pool = named_pool(config)
-    given = scheme_of(config.data.partition, pool.owner) == "given"
-    return pool.x.shape[1:], len(pool.names), len(pool.owners) if given else config.data.clients
+    given = pool.resolve_scheme(config.data.partition) == "given"
+    return pool.x.shape[1:], len(pool.names), len(pool.client_names) if given else config.data.clients
 
 
 def plan_json(config: Config, federation: Federation) -> dict[str, Any]:

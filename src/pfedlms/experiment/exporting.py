@@ -129,7 +129,7 @@ def _one_client(pool: Pool, like: FederatedData, summary: Mapping[str, Any]) -> 
         raise DataError("data: got another vocabulary than the run's; pass the text itself, or vocabulary=run.classes")
     if like.classes and not pool.tokens:
         pool = replace(pool, y=class_numbers(pool, names), classes=len(names), names=names)
-    own = pool.held[0] if pool.held else np.arange(len(pool.y))
+    own = pool.client_indices[0] if pool.client_indices else np.arange(len(pool.y))
     train = own[0] if isinstance(own, tuple) else own
     x, y = torch.from_numpy(pool.x), torch.from_numpy(pool.y)
     return FederatedData(x, y, (train,), (train,), pool.classes, names=pool.names, tokens=pool.tokens)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from pfedlms.backend import COMPILATION
 from pfedlms.data import FederatedData
-from pfedlms.data.sources import kind_of
+from pfedlms.data.sources import path_kind
 from pfedlms.engine import Evaluation, RoundReport, Traffic
 from pfedlms.errors import DivergedError, RunDirectoryError, RunError
 from pfedlms.experiment.callbacks import Calls, Checkpoints, EarlyStopping, RunInfo, SharedModelWarning, is_best
@@ -382,10 +382,10 @@ def fixed_settings(config: Config) -> dict[str, Any]:
     data are and how it is executed."""
     left_out = ("data.dir", *(("train.rounds",) if config.train.schedule != "cosine" else ()))
     kept = {key: own for key, own in config.flat().items() if not key.startswith("run.") and key not in left_out}
-    return kept | {"data.dataset": kind_of(config.data.dataset) or config.data.dataset}
+    return kept | {"data.dataset": path_kind(config.data.dataset) or config.data.dataset}
 
 
 def fingerprint(config: Config, data: FederatedData) -> str | None:
     """Of data given in Python or by path; data sets by name are identified by their settings."""
-    own = config.data.dataset == CUSTOM or kind_of(config.data.dataset)
+    own = config.data.dataset == CUSTOM or path_kind(config.data.dataset)
     return data.fingerprint() if own else None

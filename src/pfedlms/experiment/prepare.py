@@ -15,7 +15,6 @@ from pfedlms import rng
 from pfedlms.backend import plain, torch_threads
 from pfedlms.data import DATASETS, FederatedData, Partitioning, Pool, Windows, load_pool
 from pfedlms.data.federated import partitioned as partition
-from pfedlms.data.partition import scheme_of
 from pfedlms.engine import Federation, processes
 from pfedlms.engine.criterion import Criterion
 from pfedlms.engine.participation import Participation
@@ -178,14 +177,14 @@ def normalisation(config: Config) -> dict[str, Any] | None:
 
 def partitioned(config: Config, pool: Pool) -> FederatedData:
     """A pool partitioned as the configuration says."""
-    chosen, clients = config.data, len(pool.owners)
-    if pool.held and chosen.partition not in ("auto", "given"):
+    chosen, clients = config.data, len(pool.client_names)
+    if pool.client_indices and chosen.partition not in ("auto", "given"):
         raise DataError(
             f"data.partition: got {chosen.partition!r}, but data are given client by client; leave it out, or give one "
             "pool (x, y)"
         )
-    scheme = "given" if pool.held else scheme_of(chosen.partition, pool.owner, pool.classes)
-    if scheme == "given" and not pool.held and "data.clients" in config.given and chosen.clients != clients:
+    scheme = "given" if pool.client_indices else pool.resolve_scheme(chosen.partition)
+    if scheme == "given" and not pool.client_indices and "data.clients" in config.given and chosen.clients != clients:
         raise DataError(
             f"data.clients: got {chosen.clients}, but the data say whose each sample is and name {clients} "
             "clients; leave it out, or choose another data.partition"

@@ -81,8 +81,8 @@ class Problem:
             part = getattr(self, name)
             if part is not None:
                 tables[section][key] = part if isinstance(part, str) and section != "train" else CUSTOM
-        if self.given is not None and self.given.held:
-            tables["data"]["clients"] = len(self.given.held)
+        if self.given is not None and self.given.client_indices:
+            tables["data"]["clients"] = len(self.given.client_indices)
         return tables
 
     def check_clients(self, settings: Mapping[str, Any]) -> None:

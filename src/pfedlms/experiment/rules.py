@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pfedlms.data.sources import kind_of
+from pfedlms.data.sources import path_kind
 from pfedlms.train_settings import Schedule
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def contradictions(tables: Mapping[str, Any]) -> list[str]:
             f"train.patience: got {train['patience']!r} with data.validation = 0; it follows V-acc, which needs "
             "samples set aside: set data.validation, for example to 0.1"
         )
-    kind = kind_of(data["dataset"]) if isinstance(data["dataset"], str) else None
+    kind = path_kind(data["dataset"]) if isinstance(data["dataset"], str) else None
     what = "given in Python" if data["dataset"] == "custom" else repr(data["dataset"])
     for key, of in _OF_PATHS.items():
         if data[key] and kind != of:

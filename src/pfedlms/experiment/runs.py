@@ -25,7 +25,7 @@ from pfedlms.experiment.problem import Problem, how_to_resume
 from pfedlms.experiment.store import SERVER_AGAIN, RunDirectory
 from pfedlms.experiment.summary import in_short, summarise
 from pfedlms.report.figures import accuracy_curves
-from pfedlms.report.results import described
+from pfedlms.report.results import describe_runs
 from pfedlms.report.runs import RunLike, client_accuracies
 from pfedlms.settings import CUSTOM
 
@@ -319,7 +319,7 @@ def per_client(run: Run) -> list[dict[str, Any]]:
 
 def plot_curves(runs: Sequence[RunLike], file: Path) -> None:
     """Accuracy against bytes, one line per label."""
-    figure = accuracy_curves(runs, against="bytes", title=" · ".join(described(runs).values()))
+    figure = accuracy_curves(runs, against="bytes", title=" · ".join(describe_runs(runs).values()))
     if figure is not None:
         figure.save(file)
 

@@ -60,9 +60,9 @@ def _named(what: str) -> Callable[[], list[str]]:
 
 
 def _meant_dataset(name: str) -> str:
-    from pfedlms.data.sources import meant_by
+    from pfedlms.data.sources import suggest_kind
 
-    return meant_by(name)
+    return suggest_kind(name)
 
 
 def _meant_device(name: str) -> str:

@@ -27,7 +27,7 @@ from pfedlms.experiment.workers import in_parallel
 from pfedlms.files import write_text
 from pfedlms.report import runs as reported
 from pfedlms.report.figures import by_setting
-from pfedlms.report.results import comparison, results, results_json
+from pfedlms.report.results import comparison, result_records, results_json
 from pfedlms.report.tables import Table, to_csv
 from pfedlms.settings import CUSTOM
 
@@ -101,7 +101,7 @@ class Study:
         """One entry per row: `name`, `settings` (of the axes), `runs` (summaries) and `score`: the measure, mean of the
         last 10 evaluations, mean over seeds; None if not all its seeds finished."""
         found = []
-        for cell in reported.cells(self.section(by)):
+        for cell in reported.combinations(self.section(by)):
             first = cell.label.split(" ")[0]
             named = self.axes and first.split(":")[0] == cell.runs[0].settings["method"]["name"]  # several methods
             settings = {**({"method": first} if named else {}), **cell.settings}
@@ -145,7 +145,7 @@ class Study:
 
     def to_pandas(self) -> Any:
         """One row per run: what results.csv has (extra `pandas`)."""
-        return data_frame(results(self.runs, self._as_planned(self.runs)))
+        return data_frame(result_records(self.runs, self._as_planned(self.runs)))
 
     def plot(self, file: str | Path) -> None:
         """Draw accuracy against bytes, or against the setting with the most values; PNG, SVG or PDF (extra
@@ -303,7 +303,7 @@ class Study:
         document = results_json(runs, settings, **swept)
         try:
             write_text(self.directory / "results.json", json.dumps(document, indent=2) + "\n")
-            write_text(self.directory / "results.csv", to_csv(results(runs, settings)))
+            write_text(self.directory / "results.csv", to_csv(result_records(runs, settings)))
         except OSError as error:
             raise StorageError(self.directory, error.strerror or str(error)) from error
 

@@ -1,5 +1,5 @@
-"""Charts from plain records: one Altair specification gives the interactive page and PNG, SVG and PDF. Altair comes
-with the extra `report` and is imported where it is used."""
+"""Charts from plain records: one Altair specification gives the interactive page and the PNG, SVG and PDF files. Altair
+comes with the extra `report` and is imported where it is used."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from zlib import crc32
 
 from pfedlms.errors import UsageError
 from pfedlms.files import write_atomically
+from pfedlms.report.runs import group_by
 from pfedlms.report.tables import to_csv
 
 LIGHT = {
@@ -25,25 +26,25 @@ DARK = {
     "c0": "#65a7fb", "c1": "#faa25d", "c2": "#4c9550", "c3": "#dc60ab",
     "c4": "#57fefe", "c5": "#9e60fe", "c6": "#fde29a", "c7": "#b8bec8",
 }  # fmt: skip
-"""Colours by name. Charts use LIGHT, and the page replaces them by DARK. Blue, orange, green, magenta, turquoise,
-violet, olive and grey differ for every kind of colour vision: where two have the same hue, one is lighter."""
+"""Colours by name. Charts use LIGHT; in its dark theme the page replaces them by DARK. Blue, orange, green, magenta,
+turquoise, violet, olive and grey differ for every kind of colour vision: of two with the same hue, one is lighter."""
 COLOURS = [LIGHT[f"c{place}"] for place in range(8)]
 BLUE, ORANGE, GREEN, GREY = COLOURS[0], COLOURS[1], COLOURS[2], COLOURS[7]
-_OWN_COLOUR = ("sketchvote", "fedavg", "pfedlms", "stc", "sketchmean", "eden", "pfed1bs", "local")
-"""These methods have a colour each and solid lines. Other methods share the colours, with dashed lines."""
+_METHOD_COLOURS = ("sketchvote", "fedavg", "pfedlms", "stc", "sketchmean", "eden", "pfed1bs", "local")
+"""These methods have one of `COLOURS` each, in this order, and solid lines. Others share the colours, with dashes."""
 _DASHES: list[list[int]] = [[1, 0], [6, 3], [2, 3], [8, 3, 2, 3]]
 _LOOKS = len(COLOURS) * len(_DASHES)
-_LEVEL = [3, 4]
-_FILES = (".png", ".svg", ".pdf", ".html", ".json")
+_LEVEL_DASH = [3, 4]
+_SUFFIXES = (".png", ".svg", ".pdf", ".html", ".json")
 WIDTH, HEIGHT = 620, 320
 Records = Sequence[Mapping[str, Any]]
-_TIPS = 40
-"""Points of a curve that show their values under the pointer."""
+_MAX_TIPS = 40
+"""So many points of a curve show their values under the pointer."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """The colour and the dashes of a row, the same in every figure."""
+    """The colour and the dashes of a row. A row has the same look in every figure."""
 
     colour: str
     dash: list[int] = field(default_factory=lambda: _DASHES[0])
@@ -54,19 +55,20 @@ class Look:
 
 
 def looks(labels: Iterable[str]) -> dict[str, Look]:
-    """One look per label. A method has the same look in every figure: by its place among the methods or, where this
-    process does not know the method, by its name. Variants take free looks."""
-    from pfedlms.methods import METHODS  # with PyTorch, which the help of a command does not wait for
+    """One look per label. A method has the same look in every figure: by its place among the methods, or by its name
+    if this process does not know it. Variants take the looks that are free."""
+    from pfedlms.methods import METHODS  # imports PyTorch, for which the help of a command need not wait
 
-    wanted = list(dict.fromkeys(labels))
-    known = list(dict.fromkeys([*_OWN_COLOUR, *METHODS]))
-    places = {label: known.index(label) for label in wanted if label in known}
-    others = (each for each in wanted if each not in known)
-    for label in sorted(others, key=lambda each: (not each.isidentifier(), each * each.isidentifier())):
-        own = len(known) + crc32(label.encode()) % max(1, _LOOKS - len(known)) if label.isidentifier() else 0
-        free = (place for place in (*range(own, _LOOKS), *range(own)) if place not in places.values())
+    labels = list(dict.fromkeys(labels))
+    known = list(dict.fromkeys([*_METHOD_COLOURS, *METHODS]))
+    places = {label: known.index(label) for label in labels if label in known}
+    others = (label for label in labels if label not in known)
+    # Names of methods come first and in their order, so that the look of a method does not depend on the variants.
+    for label in sorted(others, key=lambda label: (not label.isidentifier(), label * label.isidentifier())):
+        first = len(known) + crc32(label.encode()) % max(1, _LOOKS - len(known)) if label.isidentifier() else 0
+        free = (place for place in (*range(first, _LOOKS), *range(first)) if place not in places.values())
         places[label] = next(free, _LOOKS + len(places))
-    return {label: Look.number(places[label]) for label in wanted}
+    return {label: Look.number(places[label]) for label in labels}
 
 
 # --- a figure and its files ---
@@ -74,18 +76,18 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart, its words, and its data as records."""
+    """A chart with its title, its caption, and its data as records."""
 
     name: str
-    """Of its files."""
+    """The stem of its files."""
     title: str
     caption: str
     chart: Any
-    """An Altair chart: to change, to combine, to show in a notebook."""
+    """An Altair chart, which can be changed, combined, and shown in a notebook."""
     records: list[dict[str, Any]]
 
     def save(self, file: str | Path) -> None:
-        """Write it in the format of the suffix."""
+        """Write the figure in the format of the suffix."""
         save(self.chart, file)
 
     def csv(self) -> str:
@@ -95,8 +97,8 @@ class Figure:
         return self.chart._repr_mimebundle_(**options)
 
 
-def altair(what: str = "a figure") -> Any:
-    """The library, or an error that names the extra."""
+def import_altair(what: str = "a figure") -> Any:
+    """The module altair, or an error that names the extra."""
     try:
         import altair
         import vl_convert  # noqa: F401
@@ -106,11 +108,11 @@ def altair(what: str = "a figure") -> Any:
 
 
 def check_file(file: str | Path, option: str = "--plot") -> Path:
-    """The file of a figure, if it can be drawn and written: before hours of training rather than after."""
-    altair(option)
+    """Raise if the file of a figure cannot be drawn or written: before hours of training rather than after."""
+    import_altair(option)
     path = Path(file)
-    if path.suffix not in _FILES or not os.access(path.resolve().parent, os.W_OK):
-        kinds = f"{', '.join(_FILES[:-1])} or {_FILES[-1]}"
+    if path.suffix not in _SUFFIXES or not os.access(path.resolve().parent, os.W_OK):
+        kinds = f"{', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}"
         raise UsageError(f"{option}: got {str(file)!r}, expected a {kinds} file in a folder that can be written")
     return path
 
@@ -128,12 +130,12 @@ def save(chart: Any, file: str | Path) -> None:
         ".html": lambda: vl_convert.vegalite_to_html(spec, bundle=True).encode(),
         ".json": lambda: json.dumps(spec, indent=1).encode(),
     }
-    drawn = write[path.suffix]()
-    write_atomically(path.resolve(), lambda file: file.write(drawn))
+    content = write[path.suffix]()
+    write_atomically(path.resolve(), lambda file: file.write(content))
 
 
-def styled(chart: Any) -> Any:
-    """The style of every figure."""
+def apply_style(chart: Any) -> Any:
+    """The chart in the style of every figure."""
     soft, ink, line = LIGHT["soft"], LIGHT["ink"], LIGHT["line"]
     axis = {
         "labelColor": soft, "titleColor": soft, "titleFontWeight": "normal", "labelFontSize": 11, "titleFontSize": 12,
@@ -158,79 +160,75 @@ def styled(chart: Any) -> Any:
 # --- pieces ---
 
 
-def data(records: Iterable[Mapping[str, Any]]) -> Any:
-    """A chart of these records, without marks yet."""
-    alt = altair()
+def chart_of(records: Iterable[Mapping[str, Any]]) -> Any:
+    """An Altair chart of these records, without marks yet."""
+    alt = import_altair()
     return alt.Chart(alt.Data(values=list(records)))
 
 
-def coloured(style: Mapping[str, Look], legend: Any) -> Any:
-    """Rows in their colours."""
-    alt = altair()
+def row_colours(style: Mapping[str, Look], legend: Any) -> Any:
+    """The encoding that gives each row its colour."""
+    alt = import_altair()
     scale = alt.Scale(domain=list(style), range=[look.colour for look in style.values()])
     return alt.Color("row:N", sort=None, scale=scale, legend=legend)
 
 
 def tooltips(*fields: str, **titles: str) -> list[Any]:
-    """What is shown under the pointer: fields with their type, such as `mean:Q`, some with a title of their own."""
-    alt, number = altair(), {"format": ".4~r"}
-    named = {field: field.partition(":")[0] for field in fields}
+    """What is shown under the pointer: fields with their type, such as `mean:Q`, some with another title."""
+    alt, number = import_altair(), {"format": ".4~r"}
+    names = {field: field.partition(":")[0] for field in fields}
     return [
         alt.Tooltip(field, title=titles.get(name, name), **(number if field.endswith(":Q") else {}))
-        for field, name in named.items()
+        for field, name in names.items()
     ]
 
 
-def rows_of(records: Iterable[Mapping[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
-    for record in records:
-        found.setdefault(record["row"], []).append(dict(record))
-    return found
+def group_by_row(records: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    return group_by(records, lambda record: str(record["row"]))
 
 
-def shown_range(points: Iterable[Mapping[str, Any]], whole: bool = False) -> tuple[float, float]:
-    """What is shown of the values: all but the first tenth of every row, where training has only begun, if that is
-    lower, or the `whole`; with some air at both ends."""
-    by_row = rows_of(points)
-    low = min(point["low"] for own in by_row.values() for point in own[0 if whole else len(own) // 10 :])
-    high = max(point["high"] for own in by_row.values() for point in own)
-    air = (high - low) * 0.06 or max(abs(high) * 0.05, 0.5)
-    return low - air, high + air
+def value_range(points: Iterable[Mapping[str, Any]], full_range: bool = False) -> tuple[float, float]:
+    """The range of values that an axis shows, with a margin: low values of the first tenth of a row, where training has
+    only begun, are cut off unless `full_range`."""
+    by_row = group_by_row(points)
+    low = min(point["low"] for row in by_row.values() for point in row[0 if full_range else len(row) // 10 :])
+    high = max(point["high"] for row in by_row.values() for point in row)
+    margin = (high - low) * 0.06 or max(abs(high) * 0.05, 0.5)
+    return low - margin, high + margin
 
 
 # --- charts ---
 
 
-def lines(
-    records: Records, x: str, y: str, *, log: bool = False, log_y: bool = False, marks: bool = False,
-    ticks: Sequence[Any] = (), whole: bool = False, title: str = "", style: Mapping[str, Look] | None = None,
+def line_chart(
+    records: Records, x: str, y: str, *, log_x: bool = False, log_y: bool = False, show_points: bool = False,
+    ticks: Sequence[Any] = (), full_range: bool = False, title: str = "", style: Mapping[str, Look] | None = None,
 ) -> Any:  # fmt: skip
-    """Lines with their ranges, from records with `row`, `x`, `mean`, and if known `low` and `high`. A row without `x`
-    is a level from side to side.
+    """A chart of lines with bands, from records with `row`, `x`, `mean`, and perhaps `low` and `high`. A row without
+    `x` is a horizontal line, a level.
 
     Args:
-        x, y: the words at the axes.
-        marks: whether points are shown, and not only lines.
-        ticks: values of x that are marked.
-        whole: whether low values of the first rounds are shown, too.
+        x, y: the titles of the axes.
+        show_points: whether points are shown, and not only lines.
+        ticks: the values of x that have a tick.
+        full_range: whether low values of the first rounds are shown, too.
     """
-    alt = altair()
+    alt = import_altair()
     points = [{"low": record["mean"], "high": record["mean"], **record} for record in records]
-    by_row = rows_of(points)
+    by_row = group_by_row(points)
     style = {row: (style or looks(by_row))[row] for row in by_row}
-    levels = {row for row, own in by_row.items() if own[0].get("x") is None}
+    levels = [row for row in by_row if by_row[row][0].get("x") is None]
     kind = "O" if any(isinstance(point.get("x"), str) for point in points) else "Q"
     axis = alt.Axis(title=x, labelAngle=0, **({"values": list(ticks)} if ticks else {}))
-    place = alt.Scale(type="log", nice=False) if log else alt.Scale(zero=False, nice=False)
-    place.padding = 14 if marks else 0
-    scale = {} if kind == "O" else {"scale": place}
-    across = alt.X(f"x:{kind}", sort=list(ticks) or None, axis=axis, **scale)
-    span = alt.Scale(type="log") if log_y else alt.Scale(domain=list(shown_range(points, whole)), nice=False)
+    x_scale = alt.Scale(type="log", nice=False) if log_x else alt.Scale(zero=False, nice=False)
+    x_scale.padding = 14 if show_points else 0
+    across = alt.X(f"x:{kind}", sort=list(ticks) or None, axis=axis, **({} if kind == "O" else {"scale": x_scale}))
+    span = alt.Scale(type="log") if log_y else alt.Scale(domain=list(value_range(points, full_range)), nice=False)
     side = alt.Axis(title=y, **({"format": "~g", "tickCount": 5} if log_y else {}))
     up, low, high = alt.Y("mean:Q", axis=side, scale=span), alt.Y("low:Q", axis=side, scale=span), alt.Y2("high:Q")
     legend = alt.Legend(symbolType="stroke") if len(by_row) > 1 else None
-    colour = coloured(style, legend)
-    dashes = alt.Scale(domain=list(style), range=[_LEVEL if row in levels else style[row].dash for row in style])
+    colour = row_colours(style, legend)
+    dashes = alt.Scale(domain=list(style), range=[_LEVEL_DASH if row in levels else style[row].dash for row in style])
     dash = alt.StrokeDash("row:N", sort=None, legend=legend, scale=dashes)
     # A unique name, so that a click on one legend changes one chart only.
     chosen = alt.selection_point(f"row_{crc32(repr((x, y, points)).encode())}", fields=["row"], bind="legend")
@@ -240,18 +238,18 @@ def lines(
 
     values = tooltips("mean:Q", "low:Q", "high:Q", mean=y, low="lowest", high="highest")
     tips = [*tooltips("row:N", f"x:{kind}", x=x), *values]
-    drawn = data(point for row, own in by_row.items() if row not in levels for point in _with_tips(own))
+    lines = chart_of(point for row in by_row if row not in levels for point in _with_tips(by_row[row]))
     layers = [
-        drawn.mark_area(clip=True).encode(across, low, high, color=colour, opacity=visible(0.14)),
-        drawn.mark_line(clip=True, strokeWidth=2, strokeJoin="round")
+        lines.mark_area(clip=True).encode(across, low, high, color=colour, opacity=visible(0.14)),
+        lines.mark_line(clip=True, strokeWidth=2, strokeJoin="round")
         .encode(across, up, color=colour, strokeDash=dash, opacity=visible(1))
         .add_params(chosen),
-        drawn.transform_filter("datum.tip")
-        .mark_point(clip=True, filled=True, size=45 if marks else 90)
-        .encode(across, up, color=colour, opacity=visible(1) if marks else alt.value(0), tooltip=tips),
+        lines.transform_filter("datum.tip")
+        .mark_point(clip=True, filled=True, size=45 if show_points else 90)
+        .encode(across, up, color=colour, opacity=visible(1) if show_points else alt.value(0), tooltip=tips),
     ]
     if levels:
-        level = data(by_row[row][0] for row in levels)
+        level = chart_of(by_row[row][0] for row in levels)
         layers += [
             level.mark_rect(clip=True).encode(low, high, color=colour, opacity=visible(0.1)),
             level.mark_rule(strokeWidth=2).encode(
@@ -262,15 +260,15 @@ def lines(
 
 
 def _with_tips(points: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Marks some points of a row, the last one among them."""
-    step, last = -(-len(points) // _TIPS), len(points) - 1
+    """The points of a row, some of which, with the last one, are marked to show their values."""
+    step, last = -(-len(points) // _MAX_TIPS), len(points) - 1
     return [{**point, "tip": place % step == 0 or place == last} for place, point in enumerate(points)]
 
 
-def beside(charts: Sequence[Any], columns: int = 3, title: str = "", shared: bool = True) -> Any:
-    """Several charts as one; rows of the same name share a colour and a place in the legend below, unless it is not
-    `shared`."""
-    made = altair().concat(*charts, columns=columns, title=title)
-    made = made if shared else made.resolve_scale(color="independent", strokeDash="independent")
-    legend = {"orient": "bottom", "columns": 4 if shared else 2, "labelLimit": 300}
-    return styled(made).configure_legend(title=None, symbolOpacity=1, **legend)
+def combine_charts(charts: Sequence[Any], columns: int = 3, title: str = "", shared_legend: bool = True) -> Any:
+    """Several charts as one. With `shared_legend`, rows of the same name share a colour and a place in the legend below
+    the charts."""
+    chart = import_altair().concat(*charts, columns=columns, title=title)
+    chart = chart if shared_legend else chart.resolve_scale(color="independent", strokeDash="independent")
+    legend = {"orient": "bottom", "columns": 4 if shared_legend else 2, "labelLimit": 300}
+    return apply_style(chart).configure_legend(title=None, symbolOpacity=1, **legend)

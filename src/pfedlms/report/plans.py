@@ -1,4 +1,4 @@
-"""What is shown without training: samples of every client, what messages cost, the plan of a run; and its profile."""
+"""Tables without results: the samples of every client, the size of messages, the plan of a run, and its profile."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from pfedlms.report.results import partition_text
 from pfedlms.report.runs import MIB
-from pfedlms.report.tables import Column, Table, table_of
+from pfedlms.report.tables import Column, Table, table_from_records
 
 ESTIMATED = (
     "an average message; one of stc, here with entries at random places, is up to a few percent longer or shorter, one "
@@ -17,13 +17,12 @@ ESTIMATED = (
 CATCHING_UP = "what returning clients receive to catch up, which depends on the clients that are drawn"
 
 
-def bits(records: Sequence[Mapping[str, Any]]) -> Table:
+def message_table(records: Sequence[Mapping[str, Any]]) -> Table:
     """The table of `pfedlms bits`."""
     first = records[0]
-    all_clients, participants = first["clients"], first["participants"]
-    some = participants < all_clients
-    who = f"{participants} of {all_clients} clients per round" if some else f"{all_clients} clients"
-    shown = [
+    clients, participants = first["clients"], first["participants"]
+    who = f"{participants} of {clients} clients per round" if participants < clients else f"{clients} clients"
+    rows = [
         {
             **record,
             "name": f"{record['method']}, {record['downlink']} ↓" if "downlink" in record else record["method"],
@@ -37,72 +36,72 @@ def bits(records: Sequence[Mapping[str, Any]]) -> Table:
     )
     intro += f" ≈: {ESTIMATED}." * any(record["estimated"] for record in records)
     intro += f" +: and {CATCHING_UP}." * any(record["catches_up"] for record in records)
-    shown_bits = {"up_payload_bits": "bits ↑", "up_framing_bits": "frame ↑", "down_payload_bits": "bits ↓",
-                  "down_framing_bits": "frame ↓"}  # fmt: skip
-    counts = [Column(key, head, "{:,}".format) for key, head in shown_bits.items()]
+    heads = {"up_payload_bits": "bits ↑", "up_framing_bits": "frame ↑", "down_payload_bits": "bits ↓",
+             "down_framing_bits": "frame ↓"}  # fmt: skip
+    counts = [Column(key, head, "{:,}".format) for key, head in heads.items()]
     columns = [Column("name", "method"), *counts, Column("mib", "MiB")]
-    return Table(columns, shown, f"{first['model']}, {first['parameters']:,} parameters, {who}", intro)
+    return Table(columns, rows, f"{first['model']}, {first['parameters']:,} parameters, {who}", intro)
 
 
 def _mib(value: float) -> str:
     return f"{value:,.2f}" if value >= 1 else f"{value:.3g}"
 
 
-def plan(documents: Sequence[Mapping[str, Any]]) -> Table:
+def plan_table(documents: Sequence[Mapping[str, Any]]) -> Table:
     """The table of `pfedlms run --dry-run`: the layers of the model, with what is known before training."""
-    (found,) = documents
-    config, samples, memory, sent = (found[key] for key in ("config", "samples", "memory_bytes", "bytes_per_round"))
-    data, train, names = config["data"], config["train"], found.get("classes", [])
-    some = f", {found['participants']} of them in a round" * (found["participants"] < data["clients"])
+    (document,) = documents
+    config, samples, memory, sent = (document[key] for key in ("config", "samples", "memory_bytes", "bytes_per_round"))
+    data, train, names = config["data"], config["train"], document.get("classes", [])
+    sampled = f", {document['participants']} of them in a round" * (document["participants"] < data["clients"])
     steps = f"{train['local_epochs']:g} epochs" if train.get("local_epochs") else f"{train['local_steps']} steps"
     title = [
         f"{config['method']['name']} on {data['dataset']}",
-        f"{config['model']['name']}, {found['parameters']:,} parameters",
-        f"{data['clients']} clients{some}, {partition_text(found, data)}",
+        f"{config['model']['name']}, {document['parameters']:,} parameters",
+        f"{data['clients']} clients{sampled}, {partition_text(document, data)}",
         f"{train['rounds']} rounds of {steps}",
-        found["device"],
+        document["device"],
     ]
-    aside = f" and {samples['validation']:,} for validation" if "validation" in samples else ""
-    more = f", not counting {CATCHING_UP}" * found["catches_up"] + f"; {ESTIMATED}" * found["estimated"]
-    held, kept, working = (f"{memory[part] / MIB:,.1f} MiB" for part in ("data", "clients", "working"))
+    validation = f" and {samples['validation']:,} for validation" if "validation" in samples else ""
+    more = f", not counting {CATCHING_UP}" * document["catches_up"] + f"; {ESTIMATED}" * document["estimated"]
+    sizes = {part: f"{size / MIB:,.1f} MiB" for part, size in memory.items()}
     notes = [
         f"{samples['train']:,} training samples, {samples['smallest_client']} to {samples['largest_client']} per "
-        f"client{aside}.",
+        f"client{validation}.",
         f"Classes: {', '.join(names[:10])}{f', … ({len(names)} in all)' * (len(names) > 10)}." if names else "",
         f"All participants send {sent['up_payload']:,} bytes per round and {sent['up_framing']:,} of framing, and "
         f"receive {sent['down_payload']:,} and {sent['down_framing']:,}; in the whole run "
-        f"{found['total_bytes'] / MIB:,.2f} MiB{more}.",
-        f"Memory: about {held} of data, {kept} kept by all clients, {working} at work.",
-        *(f"Note: {note}." for note in found["notes"]),
+        f"{document['total_bytes'] / MIB:,.2f} MiB{more}.",
+        f"Memory: about {sizes['data']} of data, {sizes['clients']} kept by all clients, {sizes['working']} at work.",
+        *(f"Note: {note}." for note in document["notes"]),
     ]
     layers = [
         {key: value if isinstance(value, str) else f"{value:,}" for key, value in layer.items()}
-        for layer in found["layers"]
+        for layer in document["layers"]
     ]
-    return table_of(layers, " · ".join(title), " ".join(filter(None, notes)))
+    return table_from_records(layers, " · ".join(title), " ".join(filter(None, notes)))
 
 
-def profile(spent: Mapping[str, float], rounds: int) -> Table:
+def profile_table(seconds: Mapping[str, float], rounds: int) -> Table:
     """The table of `--profile`: time by stage, largest first."""
-    total, ordered = sum(spent.values()), sorted(spent.items(), key=lambda item: -item[1])
+    total, ordered = sum(seconds.values()), sorted(seconds.items(), key=lambda item: -item[1])
     records = [
-        {"stage": stage, "ms per round": f"{1e3 * own / rounds:.2f}", "share": f"{100 * own / total:.0f} %"}
-        for stage, own in ordered
+        {"stage": stage, "ms per round": f"{1e3 * time / rounds:.2f}", "share": f"{100 * time / total:.0f} %"}
+        for stage, time in ordered
     ]
-    return table_of(records, "time by stage")
+    return table_from_records(records, "time by stage")
 
 
-_MOST_CLIENTS, _MOST_CLASSES = 40, 20
+_MAX_CLIENTS, _MAX_CLASSES = 40, 20
 
 
-def holdings(document: Mapping[str, Any]) -> Table:
-    """The table of `pfedlms data show`: samples of every client by part and by class; of many classes how many a client
-    has, and its largest. Of many clients some are shown, evenly spaced by size."""
+def client_table(document: Mapping[str, Any]) -> Table:
+    """The table of `pfedlms data show`: samples of every client by part and by class. With many classes it shows how
+    many a client has and the largest one. Of many clients it shows some, evenly spaced by size."""
     clients, classes = document["clients"], document["classes"]
-    shown, many, notes = clients, len(classes) > _MOST_CLASSES, _shares(document)
-    if len(clients) > _MOST_CLIENTS:
+    shown, many, notes = clients, len(classes) > _MAX_CLASSES, _balance_note(document)
+    if len(clients) > _MAX_CLIENTS:
         ordered = sorted(clients, key=lambda client: -sum(client["classes"]))
-        shown = [ordered[place * (len(ordered) - 1) // (_MOST_CLIENTS - 1)] for place in range(_MOST_CLIENTS)]
+        shown = [ordered[place * (len(ordered) - 1) // (_MAX_CLIENTS - 1)] for place in range(_MAX_CLIENTS)]
         notes += f" {len(shown)} of {len(clients)} clients, from the largest to the smallest; --json has all."
     heads = classes
     if not many and sum(map(len, classes)) > 40:  # names that would not stand side by side
@@ -112,27 +111,33 @@ def holdings(document: Mapping[str, Any]) -> Table:
     for client in shown:
         counts, parts = client["classes"], ("train", "validation", "test")
         by_class = {f" {head}": count or "." for head, count in zip(heads, counts, strict=True)}
-        largest = {"classes": _held(client), "largest": f"{classes[counts.index(max(counts))]}: {max(counts)}"}
+        largest = {"classes": _class_count(client), "largest": f"{classes[counts.index(max(counts))]}: {max(counts)}"}
         sizes = {part: client[part] for part in parts if part in client}
         records.append({"client": client["name"], **sizes, **(largest if many else by_class)})
     samples = f"{document['samples']:,} samples of {'x'.join(map(str, document['shape']))}"
-    how = document["partition"] + (f", α = {document['alpha']:g}" if "alpha" in document else "")
-    about = (f"{len(classes)} classes", f"{len(clients)} clients", how, f"seed {document['seed']}")
-    return table_of(records, " · ".join([document["dataset"], samples, *about]), notes)
+    counts = f"{len(classes)} classes · {len(clients)} clients"
+    title = [document["dataset"], samples, counts, partition_label(document), f"seed {document['seed']}"]
+    return table_from_records(records, " · ".join(title), notes)
 
 
-def _held(client: Mapping[str, Any]) -> int:
+def partition_label(document: Mapping[str, Any]) -> str:
+    """The scheme, with α where it has one."""
+    alpha = f", α = {document['alpha']:g}" if "alpha" in document else ""
+    return f"{document['partition']}{alpha}"
+
+
+def _class_count(client: Mapping[str, Any]) -> int:
     return sum(count > 0 for count in client["classes"])
 
 
-def _shares(document: Mapping[str, Any]) -> str:
-    """How evenly samples are shared out."""
+def _balance_note(document: Mapping[str, Any]) -> str:
+    """How evenly samples and classes are spread over clients."""
     counts, unit = [client["classes"] for client in document["clients"]], document.get("unit", "samples")
-    sizes, held = [sum(own) for own in counts], list(map(_held, document["clients"]))
+    sizes, classes = list(map(sum, counts)), list(map(_class_count, document["clients"]))
     overall = [sum(column) for column in zip(*counts, strict=True)]
-    largest = mean(max(own) / sum(own) for own in counts)
+    largest = mean(max(client) / sum(client) for client in counts)
     return (
-        f"{unit} per client: {min(sizes)} to {max(sizes)}, median {median(sizes):g}; classes per client: {min(held)} "
-        f"to {max(held)}, median {median(held):g}; largest class: {largest:.0%} of a client's {unit} on average, "
-        f"{max(overall) / sum(overall):.0%} of all {unit}."
+        f"{unit} per client: {min(sizes)} to {max(sizes)}, median {median(sizes):g}; classes per client: "
+        f"{min(classes)} to {max(classes)}, median {median(classes):g}; largest class: {largest:.0%} of a client's "
+        f"{unit} on average, {max(overall) / sum(overall):.0%} of all {unit}."
     )

@@ -13,24 +13,24 @@ from rich.progress import Progress as Bar
 from pfedlms.report.runs import MEASURES, MIB, score_text
 
 
-def _sent(record: Mapping[str, Any]) -> str:
+def _traffic_text(record: Mapping[str, Any]) -> str:
     total = sum(record["bytes"].values()) / MIB
     return f"{total:,.2f} MiB" if total < 10 else f"{total:,.0f} MiB"
 
 
-def accuracies(record: Mapping[str, Any]) -> str:
+def evaluation_text(record: Mapping[str, Any]) -> str:
     """The measures of an evaluation in one line."""
-    measured = {name: record[key] for key, (name, _) in MEASURES.items() if record.get(key) is not None}
-    return "  ".join(f"{name} {score_text(value, record):>7}" for name, value in measured.items())
+    values = {name: record[key] for key, (name, _) in MEASURES.items() if record.get(key) is not None}
+    return "  ".join(f"{name} {score_text(value, record):>7}" for name, value in values.items())
 
 
 @contextmanager
-def screen(wanted: bool | None = None) -> Iterator[list[Any]]:
-    """Callbacks that show progress on standard error: live on a terminal and in a notebook. Elsewhere plain lines, and
-    only if they are `wanted`."""
+def progress_callbacks(show: bool | None = None) -> Iterator[list[Any]]:
+    """Callbacks that show progress on standard error: a live line on a terminal and in a notebook; elsewhere plain
+    lines, and only if `show` is True."""
     console = Console(stderr=True)
     live = console.is_jupyter or (console.file.isatty() and console.is_terminal)
-    if wanted is False or (wanted is None and not live):
+    if show is False or (show is None and not live):
         yield []
     elif live:
         with LiveProgress(console) as progress:
@@ -64,7 +64,7 @@ class LiveProgress(Bar):
         self.console.print(COMPILING, highlight=False)
 
     def on_evaluation(self, run: Any, record: Mapping[str, Any]) -> None:
-        self.update(self._task, completed=record["round"], accuracy=accuracies(record), sent=_sent(record))
+        self.update(self._task, completed=record["round"], accuracy=evaluation_text(record), sent=_traffic_text(record))
 
 
 class PlainProgress:
@@ -87,8 +87,8 @@ class PlainProgress:
             return
         self._next = record["round"] + max(1, rounds // 10)
         self._say(
-            f"{run.name}: round {record['round']}/{rounds}  {accuracies(record)}  loss "
-            f"{record['loss']:.4f}  {_sent(record)}  {record['seconds']:.1f} s"
+            f"{run.name}: round {record['round']}/{rounds}  {evaluation_text(record)}  loss "
+            f"{record['loss']:.4f}  {_traffic_text(record)}  {record['seconds']:.1f} s"
         )
 
     def _say(self, text: str) -> None:

@@ -15,97 +15,94 @@ from pfedlms.report.runs import (
     RunLike,
     Section,
     Settings,
-    all_rows,
-    best,
-    cells,
+    best_combination,
     compare_settings,
     dataset_title,
-    rows,
+    rows_of_finished,
+    rows_of_runs,
 )
-from pfedlms.report.tables import Column, Summary, Table, accuracy, counted, own_metric, size
+from pfedlms.report.tables import Column, Summary, Table, accuracy_text, count_text, metric_text, mib_text
 
 
-def _per_round(*names: str) -> Callable[[Summary], float]:
-    """MiB of all participants in a round; fields that older runs do not have are 0."""
-    return lambda summary: sum(summary["bytes_per_round"].get(name, 0) for name in names) / MIB
+def _mib_per_round(*names: str) -> Callable[[Summary], float]:
+    """Computes the MiB of all participants in a round from these kinds of bytes."""
+    return lambda summary: sum(summary["bytes_per_round"][name] for name in names) / MIB
 
 
-def _mean(values: list[Any]) -> float | None:
-    measured = [value for value in values if value is not None]
-    return mean(measured) if measured else None
-
-
-_ACCURACY: dict[str, Any] = {"show": accuracy, "leads": True}
-_MIB: dict[str, Any] = {"show": size, "over_seeds": _mean}
+_ACCURACY: dict[str, Any] = {"format": accuracy_text, "bold_highest": True}
+_MIB: dict[str, Any] = {"format": mib_text, "over_seeds": mean}
 COLUMNS: tuple[Column, ...] = (
-    Column("p_acc_max", "P-acc max", place="accuracy.max", **_ACCURACY,
+    Column("p_acc_max", "P-acc max", path="accuracy.max", **_ACCURACY,
            note="P-acc: each participant's own model on its own test split after local steps"),
-    Column("p_acc_last10", "P-acc last 10", place="accuracy.last10", **_ACCURACY),
-    Column("p_acc_final", place="accuracy.final"),
-    Column("v_acc_max", place="validation_accuracy.max"),
-    Column("v_acc_last10", "V-acc last 10", place="validation_accuracy.last10", **_ACCURACY,
+    Column("p_acc_last10", "P-acc last 10", path="accuracy.last10", **_ACCURACY),
+    Column("p_acc_final", path="accuracy.final"),
+    Column("v_acc_max", path="validation_accuracy.max"),
+    Column("v_acc_last10", "V-acc last 10", path="validation_accuracy.last10", **_ACCURACY,
            note="V-acc: the same models on samples set aside (data.validation)"),
-    Column("v_acc_final", place="validation_accuracy.final"),
-    Column("g_acc_max", "G-acc max", place="global_accuracy.max", optional=1, **_ACCURACY,
+    Column("v_acc_final", path="validation_accuracy.final"),
+    Column("g_acc_max", "G-acc max", path="global_accuracy.max", optional=1, **_ACCURACY,
            note="G-acc: the shared model before local steps, – where a method shares none"),
-    Column("g_acc_last10", "G-acc last 10", place="global_accuracy.last10", optional=2, **_ACCURACY),
-    Column("g_acc_final", place="global_accuracy.final"),
-    Column("everyone", "everyone", place="everyone", of=lambda summary: (summary.get("everyone") or {}).get("accuracy"),
-           when=lambda summary: summary.get("participation", 1.0) < 1 or "unheard" in summary, **_ACCURACY,
+    Column("g_acc_last10", "G-acc last 10", path="global_accuracy.last10", optional=2, **_ACCURACY),
+    Column("g_acc_final", path="global_accuracy.final"),
+    Column("everyone", "everyone", path="everyone", **_ACCURACY,
+           compute=lambda summary: (summary["everyone"] or {}).get("accuracy"),
+           applies=lambda summary: summary["participation"] < 1 or "unheard" in summary,
            note="everyone: all clients after the last round, with the model each would use next"),
-    Column("perplexity_last10", "perplexity last 10", show=own_metric, place="perplexity.last10", optional=1,
+    Column("perplexity_last10", "perplexity last 10", format=metric_text, path="perplexity.last10", optional=1,
            note="perplexity: exp of the mean loss per token, of the models of P-acc"),
-    Column("perplexity_final", place="perplexity.final"),
-    Column("g_perplexity_final", place="global_perplexity.final"),
-    Column("newcomers_before", "newcomers before", place="newcomers.before", **_ACCURACY,
+    Column("perplexity_final", path="perplexity.final"),
+    Column("g_perplexity_final", path="global_perplexity.final"),
+    Column("newcomers_before", "newcomers before", path="newcomers.before", **_ACCURACY,
            note="newcomers: clients held out of the run, with what a new client gets, and after its first local steps"),
-    Column("newcomers_after", "newcomers after", place="newcomers.after", **_ACCURACY),
-    Column("up_payload_per_round", place="bytes_per_round.up_payload"),
-    Column("up_framing_per_round", place="bytes_per_round.up_framing"),
-    Column("down_payload_per_round", place="bytes_per_round.down_payload"),
-    Column("down_framing_per_round", place="bytes_per_round.down_framing"),
-    Column("catch_up_per_round", place="bytes_per_round.catch_up"),
-    Column("mib_up", "MiB ↑", place="mib_up", of=_per_round("up_payload", "up_framing"), **_MIB,
+    Column("newcomers_after", "newcomers after", path="newcomers.after", **_ACCURACY),
+    Column("up_payload_per_round", path="bytes_per_round.up_payload"),
+    Column("up_framing_per_round", path="bytes_per_round.up_framing"),
+    Column("down_payload_per_round", path="bytes_per_round.down_payload"),
+    Column("down_framing_per_round", path="bytes_per_round.down_framing"),
+    Column("catch_up_per_round", path="bytes_per_round.catch_up"),
+    Column("mib_up", "MiB ↑", path="mib_up", compute=_mib_per_round("up_payload", "up_framing"), **_MIB,
            note="MiB ↑ ↓: of all participants in a round, framing and catching up included"),
-    Column("mib_down", "MiB ↓", place="mib_down", of=_per_round("down_payload", "down_framing", "catch_up"), **_MIB),
-    Column("total_bytes", "MiB total", place="total_bytes", optional=2, over_seeds=_mean,
-           show=lambda value: size(value / MIB), note="MiB total: of the whole run"),
-    Column("fewer", "fewer", show="{:,.1f}×".format, over_seeds=None, optional=1,
+    Column("mib_down", "MiB ↓", path="mib_down", **_MIB,
+           compute=_mib_per_round("down_payload", "down_framing", "catch_up")),
+    Column("total_bytes", "MiB total", path="total_bytes", optional=2, over_seeds=mean,
+           format=lambda value: mib_text(value / MIB), note="MiB total: of the whole run"),
+    Column("fewer", "fewer", format="{:,.1f}×".format, over_seeds=None, optional=1,
            note="fewer: how many times fewer bytes than FedAvg"),
-    Column("rounds", "rounds", place="rounds", over_seeds=max, optional=2),
+    Column("rounds", "rounds", path="rounds", over_seeds=max, optional=2),
     Column("seeds", "seeds", over_seeds=None, optional=2),
-    Column("seconds", "s", place="seconds", show="{:,.1f}".format, over_seeds=_mean, optional=1,
+    Column("seconds", "s", path="seconds", format="{:,.1f}".format, over_seeds=mean, optional=1,
            note="s: seconds per run"),
 )  # fmt: skip
-"""All measures of a run, in the order of tables. One more line here is one more column everywhere, of what
-`experiment.summary` writes down."""
+"""All measures of a run, in the order of the tables, from what `experiment.summary` stores. One more line here is one
+more column everywhere."""
 
 
 def comparison(runs: Sequence[RunLike], swept: Section | None = None) -> Table:
-    """One row per label, in the order in which labels first appear; of a sweep the best is marked. Runs that diverged
-    or were interrupted do not enter the means of those that finished; a row in which none finished shows what it had
-    reached."""
-    grouped, planned = rows(runs), all_rows(runs)
-    top = best(cells(swept)) if swept is not None else None
+    """One row per label, in the order in which labels first appear. Of a sweep, `swept`, the best row is marked. Runs
+    that diverged or were interrupted do not enter the means of those that finished; a row in which none finished shows
+    what it had reached."""
+    rows, planned = rows_of_finished(runs), rows_of_runs(runs)
+    top = best_combination(swept) if swept is not None else None
     records = []
-    for label, own in grouped.items():
-        status = own[0].summary["status"]
-        missing = f"{len(own)} of {len(planned[label])} seeds" if len(own) < len(planned[label]) else ""
+    for label, row in rows.items():
+        status = row[0].summary["status"]
+        missing = f"{len(row)} of {len(planned[label])} seeds" if len(row) < len(planned[label]) else ""
         note = "best" if top and label == top.label else missing or (status if status != "finished" else "")
-        records.append({"name": f"{label} ({note})" if note else label, "row": label, **_over_seeds(own)})
-    plain = next((label for label, own in grouped.items() if own[0].summary["method"] == REFERENCE), None)
-    if plain is not None and swept is None:
+        records.append({"name": f"{label} ({note})" if note else label, "row": label, **_over_seeds(row)})
+    reference = next((label for label, row in rows.items() if row[0].summary["method"] == REFERENCE), None)
+    if reference is not None and swept is None:
         traffic = {record["row"]: record["mib_up"] + record["mib_down"] for record in records}
         for record in records:
             own_traffic = traffic[record["row"]]
-            record["fewer"] = traffic[plain] / own_traffic if own_traffic and traffic[plain] else None
+            record["fewer"] = traffic[reference] / own_traffic if own_traffic and traffic[reference] else None
     summaries = [run.summary for run in runs]
     chosen = f"; the best by {MEASURES[swept.by][0]} last 10" if swept is not None else ""
-    about = list(described(runs, swept.axes if swept is not None else ()).values())
+    about = list(describe_runs(runs, swept.axes if swept is not None else ()).values())
     if swept is not None and len({summary["method"] for summary in summaries}) == 1:
         about.insert(0, summaries[0]["method"])
-    columns = [Column("name", "settings" if swept is not None else "method"), *_columns(summaries)]
-    intro = f"{measured(summaries[0])}, ± over seeds: maximum, and mean of the last evaluations, at most 10{chosen}."
+    columns = [Column("name", "settings" if swept is not None else "method"), *_columns_that_apply(summaries)]
+    unit = accuracy_unit(summaries[0])
+    intro = f"{unit}, ± over seeds: maximum, and mean of the last evaluations, at most 10{chosen}."
     return Table(columns, records, " · ".join(about), intro)
 
 
@@ -118,45 +115,45 @@ def _over_seeds(runs: Sequence[RunLike]) -> dict[str, Any]:
     return {**values, "seeds": len(runs)}
 
 
-def _columns(summaries: Sequence[Summary]) -> list[Column]:
-    """Those that apply, with numbers in the form that fits the runs."""
-    form = own_metric if "metric" in summaries[0] else accuracy
+def _columns_that_apply(summaries: Sequence[Summary]) -> list[Column]:
+    """The columns that say something of any run; accuracies are shown as the user's own metric where there is one."""
+    form = metric_text if "metric" in summaries[0] else accuracy_text
     return [
-        replace(column, show=form if column.show is accuracy else column.show)
+        replace(column, format=form if column.format is accuracy_text else column.format)
         for column in COLUMNS
-        if any(map(column.when, summaries))
+        if any(map(column.applies, summaries))
     ]
 
 
-def described(runs: Sequence[RunLike], swept: Iterable[str] = ()) -> dict[str, str]:
-    """What was run, by setting, without what is swept: data set, model, clients, partition, participation, rounds."""
+def describe_runs(runs: Sequence[RunLike], swept: Iterable[str] = ()) -> dict[str, str]:
+    """What was run, by setting: data set, model, clients, partition, participation, rounds; without what is swept."""
     first, data = runs[0].summary, runs[0].settings.get("data", {})
-    share = first.get("participation", 1.0)
+    share = first["participation"]
     left_out = {"data.alpha" if key == "data.partition" else key for key in swept}
     clients = {
-        "data.clients": counted(first["clients"], "client"),
+        "data.clients": count_text(first["clients"], "client"),
         "data.alpha": partition_text(first, data) if data else "",
         "train.participation": f"{100 * share:g} % per round" * (share < 1),
         "run.lost": "messages lost" * ("unheard" in first),
     }
     parts = {
         "data.dataset": dataset_title(data.get("dataset", first["dataset"])),
-        "model.name": f"{first['model']}, {first.get('parameters', 0):,} parameters",
+        "model.name": f"{first['model']}, {first['parameters']:,} parameters",
         "clients": ", ".join(text for key, text in clients.items() if text and key not in left_out),
-        "train.rounds": _rounds([run.summary for run in runs]),
+        "train.rounds": _rounds_text([run.summary for run in runs]),
     }
     return {key: text for key, text in parts.items() if text and key not in left_out}
 
 
-def _rounds(summaries: Sequence[Summary]) -> str:
-    """Of the runs that finished, or of all if none did."""
-    played = [summary for summary in summaries if summary["status"] == "finished"] or summaries
-    most = max(summary["rounds"] for summary in played)
-    differ = any(summary["rounds"] < most or summary.get("stopped_early") for summary in played)
-    return "up to " * differ + counted(most, "round")
+def _rounds_text(summaries: Sequence[Summary]) -> str:
+    """The rounds of the runs that finished, or of all if none did."""
+    finished = [summary for summary in summaries if summary["status"] == "finished"] or summaries
+    most = max(summary["rounds"] for summary in finished)
+    differ = any(summary["rounds"] < most or summary.get("stopped_early") for summary in finished)
+    return "up to " * differ + count_text(most, "round")
 
 
-def measured(summary: Summary) -> str:
+def accuracy_unit(summary: Summary) -> str:
     """The unit of the accuracy columns: percent, or the user's own metric."""
     if "metric" in summary:
         return f"{summary['metric']}, the higher the better"
@@ -164,29 +161,25 @@ def measured(summary: Summary) -> str:
 
 
 def partition_text(summary: Summary, data: Mapping[str, Any]) -> str:
-    """How samples were split over clients, as far as that is known: `α = 0.5`, `partition iid`."""
-    dataset = data.get("dataset", "custom")
-    by_name = "" if dataset == "custom" or ":" in dataset else "dirichlet"
-    chosen = data.get("partition", "auto")
-    scheme = summary.get("partition") or (chosen if chosen != "auto" else by_name)
-    alpha = f"α = {data.get('alpha', 0.0):g}"
+    """How samples were partitioned, as `α = 0.5` or `partition iid`; "" where the summary does not say."""
+    scheme, alpha = summary.get("partition", ""), f"α = {data.get('alpha', 0.0):g}"
     return {"": "", "dirichlet": alpha, "quantity": f"partition quantity, {alpha}"}.get(scheme, f"partition {scheme}")
 
 
 # --- results.csv and results.json ---
 
-_OF_A_RUN = ("method", "seed", "status")
+_RUN_KEYS = ("method", "seed", "status")
 
 
-def results_json(runs: Sequence[RunLike], planned: Sequence[Settings] = (), **more: Any) -> dict[str, Any]:
-    """The document of results.json: one entry per run, with the settings in which the runs differ. The settings are
-    those of all runs that are `planned`, so that they stay the same until all are done."""
+def results_json(runs: Sequence[RunLike], planned: Sequence[Settings] = (), **keys: Any) -> dict[str, Any]:
+    """The document of results.json: one entry per run, with the settings in which the runs differ. All `planned` runs
+    are compared, so that these settings stay the same until all runs are done. `keys` are added to the document."""
     same, differing = compare_settings(planned or [run.settings for run in runs])
     entries = []
-    for run, own in zip(runs, differing, strict=False):
-        entry = {"name": run.label, **{key: run.summary[key] for key in _OF_A_RUN}, "settings": own}
+    for run, settings in zip(runs, differing, strict=False):
+        entry = {"name": run.label, **{key: run.summary[key] for key in _RUN_KEYS}, "settings": settings}
         for column in COLUMNS:
-            outer, _, inner = column.place.partition(".")
+            outer, _, inner = column.path.partition(".")
             if inner:
                 entry.setdefault(outer, {})[inner] = column.value(run.summary)
             elif outer:
@@ -194,20 +187,20 @@ def results_json(runs: Sequence[RunLike], planned: Sequence[Settings] = (), **mo
         for _, name in MEASURES.values():
             entry[name] = entry[name] if name in run.summary else None
         entries.append({**entry, "directory": run.directory.name if run.directory else None})
-    return {"schema": 1, **more, "settings": same, "runs": entries}
+    return {"schema": 1, **keys, "settings": same, "runs": entries}
 
 
-def results(runs: Sequence[RunLike], planned: Sequence[Settings] = ()) -> list[dict[str, Any]]:
+def result_records(runs: Sequence[RunLike], planned: Sequence[Settings] = ()) -> list[dict[str, Any]]:
     """One flat record per run, for results.csv and data frames."""
     differing = compare_settings(planned or [run.settings for run in runs])[1]
-    keys = list(dict.fromkeys(key for own in differing for key in own))
+    keys = list(dict.fromkeys(key for settings in differing for key in settings))
     return [
         {
             "name": run.label,
-            **{key: run.summary[key] for key in _OF_A_RUN},
-            **{key: own.get(key) for key in keys},
-            **{column.key: column.value(run.summary) for column in COLUMNS if column.place},
+            **{key: run.summary[key] for key in _RUN_KEYS},
+            **{key: settings.get(key) for key in keys},
+            **{column.key: column.value(run.summary) for column in COLUMNS if column.path},
             "directory": run.directory.name if run.directory else None,
         }
-        for run, own in zip(runs, differing, strict=False)
+        for run, settings in zip(runs, differing, strict=False)
     ]
