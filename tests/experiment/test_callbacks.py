@@ -166,7 +166,7 @@ def test_sigterm_leaves_as_it_would_have(tmp_path: Path) -> None:
         pfedlms.sweep(learning_rate=[0.1, 0.2], validation=0.2, out=tmp_path / "s", callbacks=[pressing], **RUN)
     assert caught.value.code == 143
     assert pressing.ends == [("interrupted", 3)]
-    done = pfedlms.resume_study(tmp_path / "s", progress=False)
+    done = pfedlms.resume(tmp_path / "s", progress=False)
     assert [run["status"] for run in done.summaries] == ["finished"] * 2
 
 

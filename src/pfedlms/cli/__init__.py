@@ -34,7 +34,7 @@ commands:
   report DIR… -o F   one page to read, of any runs: tables, figures, raw data
   export DIR         write models: --client K, --global or --all FOLDER; --best
   reproduce NAME     a table or figure of the paper, measured beside printed
-  data show          samples by client and class; download NAME; check: files
+  data show          samples by client and class; data download NAME: its files
   bits               bits per client and round of any model, method and setting
   deploy init DIR    a folder for a server and nodes (Flower); check: all there?
   methods, datasets, models, settings: what there is; methods check MODULE:CLASS

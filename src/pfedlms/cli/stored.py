@@ -102,7 +102,7 @@ def report(options: argparse.Namespace) -> None:
 def sections_of(directories: Iterable[str | Path]) -> tuple[list[Section], list[str]]:
     """The studies in these folders and the single runs, by problem; and what was left out, with the reason. What cannot
     be read is left out, with a warning, as long as anything can."""
-    from pfedlms.experiment.store import manifest_of
+    from pfedlms.experiment.store import is_study
     from pfedlms.experiment.studies import read_manifest
 
     folders: dict[Path, Path] = {}
@@ -113,7 +113,7 @@ def sections_of(directories: Iterable[str | Path]) -> tuple[list[Section], list[
     alone: list[RunLike] = []
     left_out: list[str] = []
     for folder in folders.values():
-        if manifest_of(folder) is None:
+        if not is_study(folder):
             alone += _read(folder, "", left_out)
             continue
         manifest = read_manifest(folder)
@@ -135,9 +135,9 @@ def sections_of(directories: Iterable[str | Path]) -> tuple[list[Section], list[
 
 def _holding(directory: Path, depth: int = _DEPTH) -> Iterator[Path]:
     """The folders of runs and studies in `directory`, itself or below; not those of a study's runs."""
-    from pfedlms.experiment.store import manifest_of
+    from pfedlms.experiment.store import is_study
 
-    if manifest_of(directory) is not None or (directory / "config.toml").is_file():
+    if is_study(directory) or (directory / "config.toml").is_file():
         yield directory
     elif not directory.is_dir():
         raise RunDirectoryError(f"{directory}: there is no such folder; expected one of a run, comparison or sweep")

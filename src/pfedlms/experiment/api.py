@@ -18,13 +18,13 @@ from pfedlms.experiment.prepare import prepare
 from pfedlms.experiment.problem import ModelLike, Problem
 from pfedlms.experiment.runs import Run, begin, load_run
 from pfedlms.experiment.schema import COMPARED
-from pfedlms.experiment.store import manifest_of
+from pfedlms.experiment.store import is_study
 from pfedlms.experiment.studies import Study, load_study, refuse_study, same_run
 from pfedlms.step.own import Metric, PerSample
 
 __all__ = [
-    "Run", "Study", "bits_table", "compare", "export", "load", "method_of", "prepare", "resume", "resume_study", "run",
-    "same_run", "study", "sweep", "variant",
+    "Run", "Study", "bits_table", "compare", "export", "load", "method_of", "prepare", "resume", "run", "same_run",
+    "study", "sweep", "variant",
 ]  # fmt: skip
 
 
@@ -174,10 +174,6 @@ def resume(
     return found.resume(progress=progress, callbacks=callbacks, **several)
 
 
-resume_study = resume
-"""The same by the name it had for studies."""
-
-
 def load(
     directory: str | Path,
     data: Any = None,
@@ -190,8 +186,7 @@ def load(
     """The run or study in a folder, finished or not. Objects that were given in Python are needed again only for
     models."""
     problem = Problem.of(data, model, loss, metric)
-    several = manifest_of(Path(directory)) is not None
-    return (load_study if several else load_run)(Path(directory), problem, data_dir)
+    return (load_study if is_study(Path(directory)) else load_run)(Path(directory), problem, data_dir)
 
 
 def export(

@@ -31,8 +31,6 @@ SCHEMA = 1
 RELATIVES = {"svhn": "cifar10", "cifar100": "cifar10"}
 """Data sets on which methods' settings were not chosen, and the one whose settings they take: images and models are
 alike."""
-BEFORE = {"train": {"floor": 0.0}}
-"""What the last version did where its stored configurations have no such key."""
 
 
 @dataclass(frozen=True)
@@ -287,7 +285,7 @@ def load_config(
     own_section = given.get(method, {}) if isinstance(method, str) else {}
     given = for_method(given, method, [method])
     shipped = preset(_value_in(given, "data", "dataset", "digits"), method)
-    tables = merge(shipped, BEFORE if stored else {}, given)
+    tables = merge(shipped, given)
     if isinstance(tables.get("method"), Mapping):
         tables["method"] = {key: value for key, value in tables["method"].items() if key != "name"}
     declared = {section: cls for section, _, cls in owners([method])}

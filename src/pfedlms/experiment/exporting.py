@@ -176,12 +176,12 @@ def _hollow_data(checkpoint: Mapping[str, Any]) -> FederatedData:
     """The shape of samples, the classes and each client's number of training samples, but none of the samples."""
     samples = checkpoint["samples"]
     return FederatedData(
-        x=torch.empty(0, *checkpoint["shape"], dtype=torch.int64 if checkpoint.get("integers") else torch.float32),
-        y=torch.empty(0, *(checkpoint["shape"] if checkpoint.get("tokens") else ()), dtype=torch.int64),
+        x=torch.empty(0, *checkpoint["shape"], dtype=torch.int64 if checkpoint["integers"] else torch.float32),
+        y=torch.empty(0, *(checkpoint["shape"] if checkpoint["tokens"] else ()), dtype=torch.int64),
         train=tuple(np.arange(count) for count in samples),
         test=(np.empty(0, dtype=np.int64),) * len(samples),
         classes=checkpoint["classes"],
-        tokens=checkpoint.get("tokens", ""),
+        tokens=checkpoint["tokens"],
     )
 
 

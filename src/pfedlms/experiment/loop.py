@@ -89,7 +89,7 @@ class Running(RunInfo):
         if checkpoint:
             load_into(self.played, checkpoint, self.config, self._stored)
             self._traffic = Traffic(*checkpoint["traffic"])
-            self._counts = {name: checkpoint.get(name, 0) for name in COUNTS}
+            self._counts = {name: checkpoint[name] for name in COUNTS}
             self._before = checkpoint["seconds"]
         # Only now, so that a checkpoint that is refused costs no measurement.
         self.metrics = self._stored.rewind_metrics(checkpoint["metrics_bytes"] if checkpoint else 0)
@@ -359,7 +359,12 @@ def load_into(
 ) -> None:
     """Load a checkpoint; one that was made with other settings or data would train on as if nothing had happened."""
     now = fixed_settings(config)
-    changed = [f"{key} = {value!r}" for key, value in checkpoint["settings"].items() if now.get(key) != value]
+    stored_settings = checkpoint["settings"]
+    changed = [
+        f"{key} = {stored_settings[key]!r}" if key in stored_settings else f"no {key}"
+        for key in {**stored_settings, **now}
+        if stored_settings.get(key) != now.get(key)
+    ]
     if changed:
         raise RunDirectoryError(
             f"{stored.path}: checkpoint.pt does not fit config.toml, it was made with {', '.join(changed)}; "

@@ -71,9 +71,8 @@ class Run:
         last = self.metrics[-1] if self.metrics else begun
         if written is not None and written["rounds"] >= last["round"]:
             return written
-        checkpoint = self._stored.load_checkpoint() or {}
-        facts = checkpoint.get("facts") or {"parameters": checkpoint.get("parameters", 0)}
-        return summarise(self.config, self.metrics, facts, "interrupted", last)
+        checkpoint = self._stored.load_checkpoint()
+        return summarise(self.config, self.metrics, checkpoint["facts"] if checkpoint else {}, "interrupted", last)
 
     @property
     def federation(self) -> Federation:
@@ -224,8 +223,6 @@ class Run:
         complete = with_constants(self.config, federation.data)
         if stored is not None and begins:
             stored.create(complete.to_toml())
-        elif stored is not None and complete != self.config:  # as studies of the last version began
-            stored.write_config(complete.to_toml())
         if stored is not None and not complete.train.patience:  # a best round is kept for long, complete
             federation.keep_in(stored.path)
         config = complete.with_run(**how)

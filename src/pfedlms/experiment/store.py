@@ -33,11 +33,10 @@ SCHEMA = 2
 SERVER_AGAIN = "start the server again (./run.sh)"
 """How a run on nodes is resumed."""
 MANIFEST = "study.json"
-MANIFESTS = (MANIFEST, "compare.json", "sweep.json")
-"""The file that makes a folder a study's; the others are of the last version."""
-_CHECKPOINT = (
-    "metrics_bytes", "settings", "federation", "traffic", "rejected", "unheard", "seconds", "shape", "classes",
-    "samples",
+"""The file that makes a folder the folder of a study."""
+_CHECKPOINT_KEYS = (
+    "metrics_bytes", "settings", "data", "cohort_size", "shape", "classes", "samples", "integers", "tokens", "facts",
+    "federation", "traffic", "rejected", "astray", "unheard", "seconds",
 )  # fmt: skip
 """What a checkpoint must have."""
 
@@ -56,7 +55,7 @@ class RunDirectory(ExitStack):
     def create(self, config: str) -> None:
         """Make the directory; refuse one that already holds a run or a study."""
         try:
-            if manifest_of(self.path) is not None:
+            if is_study(self.path):
                 raise RunDirectoryError(f"{self.path}: holds a study already; name another out=DIR")
             if self.config.exists():
                 raise RunDirectoryError(f"{self.path}: holds a run already; {self._remedy()}, or name another out=DIR")
@@ -78,10 +77,6 @@ class RunDirectory(ExitStack):
         with suppress(OSError, ValueError, AttributeError):  # the file may be of another version, or damaged
             return f"resume it by `{how_to_resume(self.path, tomllib.loads(self.config.read_text(encoding='utf-8')))}`"
         return f"resume it by `{resume_command(self.path)}`"
-
-    def write_config(self, config: str) -> None:
-        with self._storing():
-            write_text(self.config, config)
 
     def open(self) -> None:
         """Lock an existing directory, to resume its run."""
@@ -156,7 +151,7 @@ class RunDirectory(ExitStack):
                     raise ValueError(f"checksum of {damaged}")
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
             schema = state["schema"]
-            missing = [key for key in _CHECKPOINT if key not in state]
+            missing = [key for key in _CHECKPOINT_KEYS if key not in state]
             if schema == SCHEMA and missing:
                 raise KeyError(*missing)
         except Exception as error:  # damaged bytes can make the unpickler raise anything
@@ -213,6 +208,6 @@ class RunDirectory(ExitStack):
             raise StorageError(self.path, reason, resume=None if self.on_nodes else self.path) from error
 
 
-def manifest_of(directory: Path) -> Path | None:
-    """The file that makes a folder a study's; None where there is none."""
-    return next((directory / name for name in MANIFESTS if (directory / name).is_file()), None)
+def is_study(directory: Path) -> bool:
+    """Whether a folder is the folder of a study."""
+    return (directory / MANIFEST).is_file()

@@ -22,7 +22,7 @@ from pfedlms.experiment.loop import fingerprint, fixed_settings, or_leave
 from pfedlms.experiment.prepare import NAMED, federated, keeping_pools, rehearse
 from pfedlms.experiment.problem import Problem, how_to_resume
 from pfedlms.experiment.runs import Run, data_frame, load_run, plot_curves
-from pfedlms.experiment.store import MANIFEST, MANIFESTS, manifest_of
+from pfedlms.experiment.store import MANIFEST, is_study
 from pfedlms.experiment.workers import in_parallel
 from pfedlms.files import write_text
 from pfedlms.report import runs as reported
@@ -260,7 +260,7 @@ class Study:
             raise RunDirectoryError(f"{out}: holds a run already; name another out=DIR")
         problem, folders = self.planned[0].problem, _folders(self.planned)
         fresh: dict[str, Any] = {"runs": {}, "names": {}, "axes": self.axes}
-        before = read_manifest(out) if manifest_of(out) else fresh
+        before = read_manifest(out) if is_study(out) else fresh
         if bool(before["axes"]) != bool(self.axes):
             held, given = ("a sweep" if axes else "a comparison" for axes in (before["axes"], self.axes))
             raise RunDirectoryError(f"{out}: holds {held}, and this is {given}; name another out=DIR")
@@ -321,24 +321,24 @@ def _in_turn(runs: Sequence[Run], callbacks: Sequence[Any], deadline: float) -> 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
     """`runs` (configurations by folder), `names` (of rows, by folder), `axes` and `by`."""
-    file = manifest_of(directory)
-    if file is None:
-        raise RunDirectoryError(f"{directory}: no study here ({', '.join(MANIFESTS)} are missing)")
     try:
-        manifest = json.loads(file.read_text())
+        manifest: dict[str, Any] = json.loads((directory / MANIFEST).read_text())
         schema = manifest.get("schema")
     except (OSError, ValueError, AttributeError) as error:
-        raise RunDirectoryError(f"{directory}: {file.name} cannot be read ({error})") from error
+        raise RunDirectoryError(f"{directory}: {MANIFEST} cannot be read ({error})") from error
     if schema != SCHEMA:
         raise RunDirectoryError(
             f"{directory}: got schema {schema!r}, expected {SCHEMA}; it is of another version of pfedlms"
         )
-    return {"axes": {}, "by": "p_acc", "names": {}, **manifest}
+    missing = [key for key in ("runs", "names", "axes", "by") if key not in manifest]
+    if missing:
+        raise RunDirectoryError(f"{directory}: {MANIFEST} has no {', '.join(missing)}")
+    return manifest
 
 
 def refuse_study(directory: Path, command: str) -> None:
     """A study's folder where a run's is expected: name its runs."""
-    if manifest_of(directory) is not None:
+    if is_study(directory):
         runs = list(read_manifest(directory)["runs"])
         shown = ", ".join(str(directory / name) for name in runs[:6]) + (", …" if len(runs) > 6 else "")
         raise UsageError(f"{directory}: holds {len(runs)} runs; {command} one of them: {shown}")
