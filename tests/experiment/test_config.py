@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pfedlms.errors import ConfigError
 from pfedlms.experiment.config import RELATIVES, SCHEMA, SECTIONS, Config, load_config, parse_overrides, preset
-from pfedlms.experiment.rules import without_effect
+from pfedlms.experiment.rules import ineffective_settings
 from pfedlms.methods import METHODS
 from pfedlms.settings import type_name
 
@@ -274,4 +274,4 @@ def test_shipped_files_load_and_open_with_the_command_that_runs_them(name: str) 
     assert preset(dataset, method).keys() >= tables.keys()
     other = load_config(None, {**named, "train": {"optimizer": "adamw", "learning_rate": 0.001}})
     assert other.given <= {"data.dataset", "train.optimizer", "train.learning_rate"}  # what is shipped is nobody's wish
-    assert not list(without_effect(other))
+    assert not list(ineffective_settings(other))

@@ -24,7 +24,7 @@ import pfedlms
 from pfedlms.errors import ConfigError, RunDirectoryError, UsageError
 from pfedlms.experiment import plugins
 from pfedlms.experiment.config import load_config
-from pfedlms.experiment.rules import without_effect
+from pfedlms.experiment.rules import ineffective_settings
 from pfedlms.methods import METHODS
 from pfedlms.models import MODELS
 
@@ -146,12 +146,12 @@ def test_the_constants_of_images_are_written_down_and_used_again(tmp_path: Path)
 
 def test_a_cosine_has_a_floor_unless_told_otherwise() -> None:
     """Personalisation needs local steps in the last rounds."""
-    assert not list(without_effect(load_config(None, {"train": {"schedule": "cosine"}})))
-    (warned,) = without_effect(load_config(None, {"train": {"schedule": "cosine", "floor": 0.0}}))
+    assert not list(ineffective_settings(load_config(None, {"train": {"schedule": "cosine"}})))
+    (warned,) = ineffective_settings(load_config(None, {"train": {"schedule": "cosine", "floor": 0.0}}))
     assert warned.startswith("train.schedule: cosine ends at ")
     assert "the last local steps do nothing" in warned
     steps = {"schedule": "step", "decay": 0.1, "decay_every": 10, "rounds": 100}
-    assert "a larger train.decay" in next(iter(without_effect(load_config(None, {"train": steps}))))
+    assert "a larger train.decay" in next(iter(ineffective_settings(load_config(None, {"train": steps}))))
     assert load_config(None, {"train": {"schedule": "cosine"}}).train.floor == 0.1
 
 

@@ -168,7 +168,7 @@ def test_a_run_that_cannot_go_on_leaves_no_other_locked(broken: str, tmp_path: P
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         with pytest.raises(RunDirectoryError) as caught:
-            studies.load_study(out).play()
+            studies.load_study(out).train()
         held = [file for file in Path("/proc/self/fd").iterdir() if str(file.resolve()).startswith(str(out))]
         del caught  # until then nothing is collected
     assert not held
@@ -182,7 +182,7 @@ def test_a_run_of_a_comparison_keeps_its_own_data(tmp_path: Path) -> None:
         (folder / name).unlink(missing_ok=True)
     change(folder, 'dataset = "digits"', 'dataset = "mnist"')
     with pytest.raises(PfedlmsError, match="mnist"):
-        studies.load_study(tmp_path / "c").play()
+        studies.load_study(tmp_path / "c").train()
 
 
 def test_an_edge_is_told_for_three_numbers_or_more() -> None:

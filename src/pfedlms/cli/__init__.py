@@ -142,10 +142,10 @@ def suggestion(option: str, own: Sequence[str], commands: Mapping[str, Sequence[
 
 
 def _setting(key: str) -> str | None:
-    from pfedlms.experiment.config import keys
+    from pfedlms.experiment.config import setting_fields
     from pfedlms.methods import METHODS
 
-    return next((f"{section}.{name}" for section, name in keys(METHODS) if name == key), None)
+    return next((f"{section}.{name}" for section, name in setting_fields(METHODS) if name == key), None)
 
 
 def _parser() -> _Parser:

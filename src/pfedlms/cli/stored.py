@@ -51,7 +51,7 @@ def show_stored(options: argparse.Namespace) -> int:
     from pfedlms.experiment.api import Run, load
     from pfedlms.experiment.problem import how_to_resume
     from pfedlms.experiment.runs import per_client
-    from pfedlms.experiment.store import SERVER_AGAIN, RunDirectory
+    from pfedlms.experiment.store import RESTART_SERVER, RunDirectory
     from pfedlms.experiment.studies import refuse_study
     from pfedlms.report.tables import table_of
 
@@ -69,7 +69,7 @@ def show_stored(options: argparse.Namespace) -> int:
             so_far = f"after {found.summary['rounds']} rounds; not finished"
         else:
             so_far = f"{len(found.runs)} run{'s are' if len(found.runs) != 1 else ' is'} shown; not all are finished"
-        resume = f"To continue: {SERVER_AGAIN}" if on_nodes else f"Resume with: {how_to_resume(out, found.settings)}"
+        resume = f"To continue: {RESTART_SERVER}" if on_nodes else f"Resume with: {how_to_resume(out, found.settings)}"
         say(f"{so_far}. {resume}")
     return 0
 

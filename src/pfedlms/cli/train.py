@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     from pfedlms.experiment.config import load_config
     from pfedlms.experiment.cost import plan_json
     from pfedlms.experiment.prepare import prepare
-    from pfedlms.experiment.runs import begin
+    from pfedlms.experiment.runs import start_run
     from pfedlms.report import plans
 
     config = load_config(options.config, overrides(options))
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     out = out_directory(options, config.run.out, f"{config.data.title}-{config.method}")
     with screen(not options.quiet) as callbacks:
-        done = begin(config.with_run(out=str(out)), callbacks=callbacks, profile=options.profile)
+        done = start_run(config.with_run(out=str(out)), callbacks=callbacks, profile=options.profile)
     if options.profile:
         # On standard error, so that it goes with --json too.
         show_table(plans.profile(done.summary.get("stages", {}), max(1, done.summary["rounds"])), Console(stderr=True))
@@ -97,7 +97,7 @@ def _study(options: argparse.Namespace, made: Any, label: str) -> int:
     if options.plot:
         check_file(options.plot)
     with screen(not options.quiet) as callbacks:
-        done = made.begin(out, callbacks, options.workers)
+        done = made.start(out, callbacks, options.workers)
     code = _report(options, done)
     if options.plot and not done.interrupted:
         done.plot(options.plot)
@@ -110,7 +110,7 @@ def resume(options: argparse.Namespace) -> int:
     found = load(options.directory, data_dir=options.data_dir)
     workers = (options.workers,) if isinstance(found, Study) else ()
     with screen(not options.quiet) as callbacks:
-        return _report(options, found.play(callbacks, *workers))
+        return _report(options, found.train(callbacks, *workers))
 
 
 def show_found(options: argparse.Namespace, found: Any, **more: Any) -> None:

@@ -16,7 +16,7 @@ from pfedlms.experiment.grids import EXPECTED, check_swept, given_cells, plan, s
 from pfedlms.experiment.loop import or_leave
 from pfedlms.experiment.prepare import prepare
 from pfedlms.experiment.problem import ModelLike, Problem
-from pfedlms.experiment.runs import Run, begin, load_run
+from pfedlms.experiment.runs import Run, load_run, start_run
 from pfedlms.experiment.schema import COMPARED
 from pfedlms.experiment.store import is_study
 from pfedlms.experiment.studies import Study, load_study, refuse_study, same_run
@@ -61,7 +61,7 @@ def run(
     more = {"method": {"name": method}, "run": {"out": str(out)} if out else {}}
     checked = load_config(config, merge(from_keywords([method], settings), problem.tables(), more))
     with watching(progress, callbacks) as calls:
-        return or_leave(begin(checked, problem, calls))
+        return or_leave(start_run(checked, problem, calls))
 
 
 def study(
@@ -113,7 +113,7 @@ def study(
     else:
         made = plan(config, overrides, methods, axes, seeds, by, problem)
     with watching(progress, callbacks) as calls:
-        return or_leave(made.begin(Path(out) if out else None, calls, workers, seconds))
+        return or_leave(made.start(Path(out) if out else None, calls, workers, seconds))
 
 
 def compare(

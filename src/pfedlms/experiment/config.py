@@ -92,7 +92,7 @@ def owners(methods: Iterable[Any]) -> list[tuple[str, str, type[Any]]]:
     ]
 
 
-def keys(methods: Iterable[Any]) -> dict[tuple[str, str], Field[Any]]:
+def setting_fields(methods: Iterable[Any]) -> dict[tuple[str, str], Field[Any]]:
     """Every key by section and name; one that several methods have is the first one's."""
     known: dict[tuple[str, str], Field[Any]] = {}
     for section, _, declared in owners(methods):
@@ -108,7 +108,7 @@ def for_method(tables: Mapping[str, Any], method: Any, methods: Sequence[Any]) -
     own, shared = tables.get(method) if find_method(method) else None, tables.get("method", {})
     if not isinstance(shared, Mapping):
         return dict(tables)
-    foreign = keys(methods).keys() - keys([method]).keys()
+    foreign = setting_fields(methods).keys() - setting_fields([method]).keys()
     left_out = {"method", *([method] if own is not None else [])}
     left_out |= {name for name in METHODS if len(methods) > 1 and name != method}
     rest = {section: values for section, values in tables.items() if section not in left_out}
@@ -120,9 +120,9 @@ def for_method(tables: Mapping[str, Any], method: Any, methods: Sequence[Any]) -
 def of_others(key: str, method: Any) -> str | None:
     """What is wrong with a key that `method` does not have and other methods do: whose it is, and what `method` has."""
     found = find_method(method)
-    if found is None or ("method", key) in keys([method]):
+    if found is None or ("method", key) in setting_fields([method]):
         return None
-    having = [name for name in METHODS if ("method", key) in keys([name])]
+    having = [name for name in METHODS if ("method", key) in setting_fields([name])]
     if not having:
         return None
     own = ", ".join(each.name for each in fields(found.Settings)) or "no settings of its own"
@@ -206,7 +206,7 @@ def parse_overrides(assignments: Sequence[str]) -> Tables:
     if wrong:
         raise ConfigError(wrong)
     find_method(tables.get("method", {}).get("name"))
-    for (section, key), declared in keys(METHODS).items():
+    for (section, key), declared in setting_fields(METHODS).items():
         for place in (section, *(METHODS if section == "method" else ())):
             if key in tables.get(place, {}):
                 tables[place][key] = parse(declared, tables[place][key])
@@ -220,7 +220,7 @@ def keyword(section: str, key: str) -> str:
 
 def places(methods: Iterable[Any]) -> dict[str, tuple[str, str]]:
     """Section and key by the names that keywords may have: `learning_rate`, `train.learning_rate`, `method`."""
-    known = keys(methods)
+    known = setting_fields(methods)
     plain = {keyword(section, key): (section, key) for section, key in known if key != "name"}
     return plain | {f"{section}.{key}": (section, key) for section, key in known} | {"method": ("method", "name")}
 

@@ -16,9 +16,9 @@ from pfedlms.engine.participation import Participation
 from pfedlms.engine.reports import Traffic
 from pfedlms.engine.terms import agreement, task_of
 from pfedlms.errors import ConfigError
-from pfedlms.experiment.config import Config, Tables, for_method, keys, load_config, merge
+from pfedlms.experiment.config import Config, Tables, for_method, load_config, merge, setting_fields
 from pfedlms.experiment.memory import needed_bytes
-from pfedlms.experiment.prepare import NAMED, named_pool, partitioned
+from pfedlms.experiment.prepare import NAMED_PROBLEM, load_named_pool, partition_pool
 from pfedlms.methods import METHODS
 from pfedlms.methods.contract import Method
 from pfedlms.models import CohortModel, build
@@ -66,7 +66,7 @@ def bits_table(
     rows = []
     for name in methods:
         own = for_method(wanted, name, methods)["method"]
-        downlink = keys([name]).get(("method", "downlink"))
+        downlink = setting_fields([name]).get(("method", "downlink"))
         ways: list[dict[str, str]] = [{}]
         if downlink is not None and "downlink" not in own:  # all ways to answer its clients, its default first
             ways = [{"downlink": choice} for choice in downlink.metadata["choices"]()]
@@ -76,7 +76,7 @@ def bits_table(
 
 def _row(tables: Tables, classes: int | None, as_in_paper: bool) -> dict[str, Any]:
     config = load_config(None, tables)
-    NAMED.check_given(config, "data", "model")
+    NAMED_PROBLEM.check_given(config, "data", "model")
     if classes is not None and classes < 1:
         raise ConfigError([f"classes: got {classes}, expected at least 1"])
     method = method_of(config, classes, (3, 32, 32) if as_in_paper and config.model.name != "dnn" else None)
@@ -116,7 +116,7 @@ def _inputs(config: Config) -> tuple[tuple[int, ...], int, int]:
             vocabulary = 256 if config.data.tokens == "bytes" else source.classes
             return (config.data.window,), vocabulary, config.data.clients
         return source.shape, source.classes, config.data.clients
-    pool = named_pool(config)
+    pool = load_named_pool(config)
     given = scheme_of(config.data.partition, pool.owner) == "given"
     return pool.x.shape[1:], len(pool.names), len(pool.owners) if given else config.data.clients
 
@@ -172,8 +172,8 @@ def _notes(config: Config, federation: Federation) -> list[str]:
 def holdings(config: Config) -> dict[str, Any]:
     """The data set, its partition, and of every client the samples of each part, and how many samples (of text: tokens)
     it has of each class."""
-    pool = named_pool(config)
-    data = partitioned(config, pool)
+    pool = load_named_pool(config)
+    data = partition_pool(config, pool)
     parts = {"train": data.train, "test": data.test, **({"validation": data.validation} if data.validation else {})}
     labels = data.y.numpy()
     clients = []

@@ -23,7 +23,7 @@ from pfedlms.engine import Federation
 from pfedlms.errors import DataError, RunDirectoryError, UsageError, did_you_mean
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.loop import load_into
-from pfedlms.experiment.prepare import as_configured, normalisation, prepare
+from pfedlms.experiment.prepare import execution_settings, normalisation, prepare
 from pfedlms.experiment.problem import Problem, as_the_model_takes_them, checked_outputs, how_to_resume
 from pfedlms.experiment.store import RunDirectory
 from pfedlms.files import not_written, write_atomically, write_text
@@ -97,7 +97,7 @@ class Models:
 
     @contextmanager
     def _opened(self) -> Iterator[None]:
-        with as_configured(self.config):
+        with execution_settings(self.config):
             latest = self.federation.state() if self.state is not None else None
             try:
                 if self.state is not None:

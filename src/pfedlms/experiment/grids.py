@@ -19,15 +19,15 @@ from pfedlms.experiment.config import (
     as_written,
     for_method,
     from_keywords,
-    keys,
     load_config,
     merge,
     nearest,
     places,
     read_toml,
+    setting_fields,
 )
 from pfedlms.experiment.plugins import find_method
-from pfedlms.experiment.prepare import NAMED
+from pfedlms.experiment.prepare import NAMED_PROBLEM
 from pfedlms.experiment.problem import Problem
 from pfedlms.experiment.runs import Run
 from pfedlms.experiment.studies import Axes, Study
@@ -48,7 +48,7 @@ _ELSEWHERE = {
 
 def plan(
     file: str | Path | None, overrides: Mapping[str, Mapping[str, Any]], methods: Any, axes: Axes | None = None,
-    seeds: Any = 1, by: str | None = None, problem: Problem = NAMED,
+    seeds: Any = 1, by: str | None = None, problem: Problem = NAMED_PROBLEM,
 ) -> Study:  # fmt: skip
     """One checked configuration for each variant, combination of values and seed; every problem of all of them is
     reported at once."""
@@ -142,7 +142,7 @@ def split_grid(grid: Mapping[str, Any], method: str) -> tuple[Any, Axes]:
 
 def split_values(assignments: Sequence[str], method: str) -> tuple[list[str], Axes]:
     """Of `section.key=value` texts those with one value, and those with several, `section.key=a,b,c`, as axes."""
-    known = keys([method])
+    known = setting_fields([method])
     single, axes = [], {}
     for text in assignments:
         place, _, values = text.partition("=")
@@ -213,7 +213,7 @@ def _variant(text: str) -> tuple[str, Tables, list[str]]:
             problems.append(f"methods: got {text!r}, but {key} is no setting that {method} can have alone; {near}")
         else:
             section, key = known[key]
-            tables = merge(tables, {section: {key: parse(keys([method])[section, key], value)}})
+            tables = merge(tables, {section: {key: parse(setting_fields([method])[section, key], value)}})
     return ":".join([method, *assignments]), tables, problems
 
 
@@ -242,7 +242,7 @@ def _twice(values: Iterable[Any]) -> bool:
 
 def _combinations(method: str, axes: Axes) -> Iterator[dict[str, Any]]:
     """Every combination of the values that a method can have, without settings that only other methods have."""
-    others = keys(METHODS).keys() - keys([method]).keys()
+    others = setting_fields(METHODS).keys() - setting_fields([method]).keys()
     own = {key: values for key, values in axes.items() if tuple(key.split(".", 1)) not in others}
     for values in product(*own.values()):
         yield dict(zip(own, values, strict=True))
@@ -263,7 +263,7 @@ def _ambiguous(given: Tables, names: list[str]) -> list[str]:
     shared = given.get("method", {})
     found = []
     for key, value in shared.items() if isinstance(shared, Mapping) else ():
-        readers = [name for name in names if ("method", key) in keys([name])]
+        readers = [name for name in names if ("method", key) in setting_fields([name])]
         if len(readers) > 1 and key != "name":
             found.append(
                 f"method.{key}: {', '.join(readers[:-1])} and {readers[-1]} have it; say whose it is, by "

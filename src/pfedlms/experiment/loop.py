@@ -19,7 +19,7 @@ from pfedlms.engine import Evaluation, RoundReport, Traffic
 from pfedlms.errors import DivergedError, RunDirectoryError, RunError
 from pfedlms.experiment.callbacks import Calls, Checkpoints, EarlyStopping, RunInfo, SharedModelWarning, is_best
 from pfedlms.experiment.config import Config
-from pfedlms.experiment.prepare import as_configured
+from pfedlms.experiment.prepare import execution_settings
 from pfedlms.experiment.problem import resume_call
 from pfedlms.experiment.store import RunDirectory
 from pfedlms.experiment.summary import environment, finite, same_result, summarise
@@ -37,13 +37,13 @@ class Stopped(BaseException):
         self.signal = signal
 
 
-class Running(RunInfo):
+class ActiveRun(RunInfo):
     """A run while it is played: writes metrics, checkpoints and a summary, on disk if there is a directory. `played` is
     a federation in this process; a subclass plays one on nodes."""
 
-    def __init__(self, config: Config, played: Any, directory: RunDirectory | None = None, label: str = "") -> None:
+    def __init__(self, config: Config, federation: Any, directory: RunDirectory | None = None, label: str = "") -> None:
         super().__init__(label, config, directory.path if directory else None)
-        self.played: Any = played
+        self.federation: Any = federation
         self.best_state: dict[str, Any] | None = None
         """The federation after the best round, where it is kept and there is no directory to keep it in."""
         self._stored = directory
@@ -54,14 +54,14 @@ class Running(RunInfo):
 
     def start(self) -> None:
         if self.round == 0:
-            self.played.start()
+            self.federation.start()
 
     def step(self, evaluate: bool) -> RoundReport:
         """A round, to be evaluated or not."""
-        report: RoundReport = self.played.play_round(evaluate_global=evaluate)
+        report: RoundReport = self.federation.play_round(evaluate_global=evaluate)
         return replace(report, evaluated=evaluate)
 
-    def more(self, of: str) -> dict[str, Any]:
+    def extra_fields(self, of: str) -> dict[str, Any]:
         """What is recorded besides: of a round, an evaluation or the summary."""
         return {}
 
@@ -69,7 +69,7 @@ class Running(RunInfo):
 
     @property
     def round(self) -> int:
-        return int(self.played.rounds_played)
+        return int(self.federation.rounds_played)
 
     @property
     def seconds(self) -> float:
@@ -80,14 +80,14 @@ class Running(RunInfo):
         """Of all rounds so far: bytes, messages that were refused or lost, and seconds."""
         shown = {"rejected": True, "astray": self._counts["astray"], "unheard": self.config.run.lost}
         refused = {name: count for name, count in self._counts.items() if shown[name]}
-        return {"bytes": asdict(self._traffic), **refused, **self.more("evaluation"), "seconds": self.seconds}
+        return {"bytes": asdict(self._traffic), **refused, **self.extra_fields("evaluation"), "seconds": self.seconds}
 
     def restore(self, checkpoint: Mapping[str, Any] | None) -> None:
         """Go back to a checkpoint, or to the very beginning where there is none."""
         if self._stored is None:
             return
         if checkpoint:
-            load_into(self.played, checkpoint, self.config, self._stored)
+            load_into(self.federation, checkpoint, self.config, self._stored)
             self._traffic = Traffic(*checkpoint["traffic"])
             self._counts = {name: checkpoint[name] for name in COUNTS}
             self._before = checkpoint["seconds"]
@@ -107,19 +107,19 @@ class Running(RunInfo):
             "bytes": asdict(report.traffic),
             "rejected": report.rejected,
             "unheard": report.unheard,
-            **self.more("round"),
+            **self.extra_fields("round"),
         }
 
     def evaluate(self, report: RoundReport) -> dict[str, Any]:
         """Measure, and record the results; accuracies are over the clients that took part."""
-        measured: Evaluation = self.played.evaluate()
-        results, shared, score = self._results(measured), report.global_evaluation, self.played.criterion.score
+        measured: Evaluation = self.federation.evaluate()
+        results, shared, score = self._results(measured), report.global_evaluation, self.federation.criterion.score
         record: dict[str, Any] = {"round": self.round, **({"metric": score} if score else {})}
         record |= {key: results[key] for key in ("p_acc", "v_acc") if key in results}
         if shared is not None:
             record["g_acc"] = finite(shared.accuracy)
         record |= {"loss": finite(report.loss), "test_loss": results["test_loss"], "client_acc": results["client_acc"]}
-        if len(measured.ids) < self.played.data.clients:
+        if len(measured.ids) < self.federation.data.clients:
             record["clients"] = list(measured.ids)
         if self._predicts_tokens:
             record["perplexity"] = finite(measured.perplexity)
@@ -133,20 +133,20 @@ class Running(RunInfo):
     def checkpoint(self) -> None:
         """Save all that is needed to resume from here; after the best round so far, for good."""
         if self._stored is not None:
-            data = self.played.data
+            data = self.federation.data
             self._stored.save_checkpoint({
                 "settings": fixed_settings(self.config),
                 "data": fingerprint(self.config, data) or self.config.data.dataset,
-                "cohort_size": self.played.largest_cohort,
+                "cohort_size": self.federation.largest_cohort,
                 # So that a model can be exported, and a summary made, without the data.
                 "shape": list(data.shape),
                 "classes": data.classes,
                 "samples": list(data.samples),
                 "integers": not data.x.is_floating_point(),
                 "tokens": data.tokens,
-                "parameters": self.played.model.layout.dim,
-                "facts": facts_of(self.played),
-                "federation": self.played.state(),
+                "parameters": self.federation.model.layout.dim,
+                "facts": facts_of(self.federation),
+                "federation": self.federation.state(),
                 "traffic": list(self._traffic.as_tuple()),
                 **self._counts,
                 "seconds": self.seconds,
@@ -154,17 +154,17 @@ class Running(RunInfo):
             if is_best(self):
                 self._stored.keep_best()
         elif is_best(self):
-            self.best_state = copy.deepcopy(self.played.state())
+            self.best_state = copy.deepcopy(self.federation.state())
 
     def summary(self, status: str) -> dict[str, Any]:
         """The summary as it would be if the run ended here; nothing is stored."""
-        stages = {name: round(spent, 6) for name, spent in self.played.watch.seconds.items()}
+        stages = {name: round(spent, 6) for name, spent in self.federation.watch.seconds.items()}
         # Only a folder is opened again, perhaps with other data.
-        own = fingerprint(self.config, self.played.data) if self._stored is not None else None
+        own = fingerprint(self.config, self.federation.data) if self._stored is not None else None
         more = {**({"data_fingerprint": own} if own else {}), **({"stages": stages} if stages else {})}
-        more |= self.more("summary")
+        more |= self.extra_fields("summary")
         now = {"round": self.round, **self.totals()}
-        return summarise(self.config, self.metrics, facts_of(self.played), status, now) | more
+        return summarise(self.config, self.metrics, facts_of(self.federation), status, now) | more
 
     def finish(self, status: str) -> dict[str, Any]:
         """The summary of the run, as it is stored; of one that failed, if it can be stored."""
@@ -174,7 +174,7 @@ class Running(RunInfo):
             return stored  # a finished run that was resumed: nothing was done, nothing is changed
         if status == "finished":
             summary["everyone"] = self._everyone()
-            if self.played.data.newcomers:
+            if self.federation.data.newcomers:
                 summary["newcomers"] = self._newcomers()
         if self._stored is not None:
             try:
@@ -187,12 +187,12 @@ class Running(RunInfo):
     @property
     def _predicts_tokens(self) -> bool:
         """Whether losses are cross-entropies of next tokens."""
-        return bool(self.played.data.tokens) and self.played.criterion.loss is None
+        return bool(self.federation.data.tokens) and self.federation.criterion.loss is None
 
     def _newcomers(self) -> dict[str, Any]:
         """Clients held out of the run, before and after their first local steps."""
-        found: dict[str, Any] = {"clients": len(self.played.data.newcomers)}
-        for name, measured in zip(("before", "after"), self.played.newcomers(), strict=True):
+        found: dict[str, Any] = {"clients": len(self.federation.data.newcomers)}
+        for name, measured in zip(("before", "after"), self.federation.newcomers(), strict=True):
             found |= {name: finite(measured.accuracy), f"{name}_loss": finite(measured.loss)}
             found |= {f"{name}_perplexity": finite(measured.perplexity)} if self._predicts_tokens else {}
             found[f"client_{name}"] = [finite(value) for value in measured.per_client]
@@ -218,7 +218,7 @@ class Running(RunInfo):
         whole = last.get("round") == self.round and "clients" not in last
         if not whole and not self.config.run.everyone:
             return None
-        results = last if whole else self._results(self.played.everyone())
+        results = last if whole else self._results(self.federation.everyone())
         known = [value for value in results["client_acc"] if value is not None]
         return {
             "accuracy": results["p_acc"],
@@ -229,14 +229,14 @@ class Running(RunInfo):
         }
 
 
-def execute(
-    run: Running, callbacks: Sequence[Any], checkpoint: Mapping[str, Any] | None = None, at_once: bool = False
+def run_rounds(
+    run: ActiveRun, callbacks: Sequence[Any], checkpoint: Mapping[str, Any] | None = None, at_once: bool = False
 ) -> tuple[dict[str, Any], int]:
     """Play all rounds that are left; the summary, and the signal that asked to stop (0: none). `at_once` is for steps
     that take long and can be taken again: a signal ends them where they are, with a checkpoint after every step."""
     call = Calls([EarlyStopping(), SharedModelWarning(), *callbacks, Checkpoints(always=at_once)])
     with (
-        as_configured(run.config),
+        execution_settings(run.config),
         signals(at_once) as received_signal,
         COMPILATION.announced(lambda: call("on_compile", run)),
     ):
@@ -252,7 +252,7 @@ def execute(
         return summary, received_signal()
 
 
-def _rounds(run: Running, call: Calls, received_signal: Callable[[], int]) -> bool:
+def _rounds(run: ActiveRun, call: Calls, received_signal: Callable[[], int]) -> bool:
     """All rounds that are left; whether a signal interrupted them."""
     last = run.config.train.rounds
     run.start()
@@ -272,7 +272,7 @@ def _rounds(run: Running, call: Calls, received_signal: Callable[[], int]) -> bo
     return False
 
 
-def _end(error: BaseException, run: Running, call: Calls) -> None:
+def _end(error: BaseException, run: ActiveRun, call: Calls) -> None:
     """The end of a run that an error ended: the error is what counts, whatever else fails."""
     if isinstance(error, RunError):
         # The disk may be full, but what was measured so far is on it; a summary is worth a try.
@@ -339,23 +339,23 @@ def or_leave(found: Found) -> Found:
     return found
 
 
-def facts_of(played: Any) -> dict[str, Any]:
+def facts_of(federation: Any) -> dict[str, Any]:
     """What a summary says of data and model."""
-    data = played.data
+    data = federation.data
     named = {"classes": data.names, "client_names": data.client_names}
     return {
         "clients": data.clients,
         **{key: list(names) for key, names in named.items() if names},
         "partition": data.scheme,
         **({"tokens": data.tokens} if data.tokens else {}),
-        **({"metric": played.criterion.score} if played.criterion.score else {}),
-        "parameters": played.model.layout.dim,
-        "environment": environment(played.model.device),
+        **({"metric": federation.criterion.score} if federation.criterion.score else {}),
+        "parameters": federation.model.layout.dim,
+        "environment": environment(federation.model.device),
     }
 
 
 def load_into(
-    played: Any, checkpoint: Mapping[str, Any], config: Config, stored: RunDirectory, same_data: bool = True
+    federation: Any, checkpoint: Mapping[str, Any], config: Config, stored: RunDirectory, same_data: bool = True
 ) -> None:
     """Load a checkpoint; one that was made with other settings or data would train on as if nothing had happened."""
     now = fixed_settings(config)
@@ -370,12 +370,12 @@ def load_into(
             f"{stored.path}: checkpoint.pt does not fit config.toml, it was made with {', '.join(changed)}; "
             "put that back, or delete checkpoint.pt to start this run over"
         )
-    if same_data and checkpoint["data"] != (fingerprint(config, played.data) or config.data.dataset):
+    if same_data and checkpoint["data"] != (fingerprint(config, federation.data) or config.data.dataset):
         raise RunDirectoryError(
             f"{stored.path}: the data given are not those this run began with; give the same arrays or files"
         )
     try:
-        played.load(checkpoint["federation"])
+        federation.load(checkpoint["federation"])
     except (ValueError, KeyError, IndexError) as error:
         raise RunDirectoryError(
             f"{stored.path}: checkpoint.pt does not fit ({error}); resume with the data and model it was made with"

@@ -89,7 +89,7 @@ def needed_bytes(federation: Federation, train: TrainSettings) -> tuple[int, int
     return kept, federation.largest_cohort * working
 
 
-def room_for_all(federation: Federation, train: TrainSettings) -> bool:
+def all_clients_fit(federation: Federation, train: TrainSettings) -> bool:
     """Whether what all clients keep fits on the device beside the work."""
     free = free_memory(federation.model.device)
     return free is None or sum(needed_bytes(federation, train)) <= int(_SHARE * free)

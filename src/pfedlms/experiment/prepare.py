@@ -21,20 +21,20 @@ from pfedlms.engine.criterion import Criterion
 from pfedlms.engine.participation import Participation
 from pfedlms.errors import DataError, PfedlmsError, UsageError, reason
 from pfedlms.experiment.config import Config, as_constants
-from pfedlms.experiment.memory import fitting_cohort, room_for_all
+from pfedlms.experiment.memory import all_clients_fit, fitting_cohort
 from pfedlms.experiment.problem import Problem, as_the_model_takes_them, checked_outputs, some_samples
-from pfedlms.experiment.rules import constants, warn, without_effect, without_effect_on
+from pfedlms.experiment.rules import constants, ineffective_data_settings, ineffective_settings, warn
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel
 from pfedlms.models.intake import taken
 from pfedlms.settings import CUSTOM
 
-NAMED = Problem()
+NAMED_PROBLEM = Problem()
 """The problem that a configuration names, with nothing given in Python."""
 
 
 @contextmanager
-def as_configured(config: Config) -> Iterator[None]:
+def execution_settings(config: Config) -> Iterator[None]:
     """Kernels, threads and cuDNN's algorithms as the configuration says; afterwards as they were."""
     cudnn = torch.backends.cudnn
     before = cudnn.benchmark, cudnn.deterministic
@@ -50,7 +50,7 @@ def as_configured(config: Config) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Ingredients:
+class RunParts:
     """The parts of a run, on the device and checked together."""
 
     model: CohortModel
@@ -58,11 +58,11 @@ class Ingredients:
     criterion: Criterion
 
 
-def prepare(config: Config, problem: Problem = NAMED, shared: bool = False) -> Federation:
+def prepare(config: Config, problem: Problem = NAMED_PROBLEM, shared: bool = False) -> Federation:
     """Everything up to the first local step: device, data, partition, model, loss, method. With `shared` its clients
     are shared out among the processes that torchrun started."""
-    found = ingredients(config, lambda: federated(config, problem), problem)
-    with as_configured(config):
+    found = build_parts(config, lambda: federated(config, problem), problem)
+    with execution_settings(config):
         who = Participation(found.data.clients, config.train.participation, config.run.seed)
         size = config.run.cohort_size or int(config.run.reference)
         size = size or fitting_cohort(found.model, found.data, config.train.batch_size, who.count)
@@ -75,19 +75,19 @@ def prepare(config: Config, problem: Problem = NAMED, shared: bool = False) -> F
             cohort_size=size, quorum=config.run.quorum, lost=config.run.lost, criterion=found.criterion,
         )  # fmt: skip
         federation = make()
-        if found.model.device.type == "cpu" or room_for_all(federation, config.train):
+        if found.model.device.type == "cpu" or all_clients_fit(federation, config.train):
             return federation
         return make(home=torch.device("cpu"))
 
 
-def ingredients(config: Config, data: Callable[[], FederatedData], problem: Problem = NAMED) -> Ingredients:
+def build_parts(config: Config, data: Callable[[], FederatedData], problem: Problem = NAMED_PROBLEM) -> RunParts:
     """The model, its data and its criterion, checked together; `data` are read after everything else was checked."""
     device = _device(config.run.device)
     problem.check_given(config, "loss", "metric")
     if config.run.fast and device.type == "cpu":
         warnings.warn("run.fast: compiles local steps on a GPU; on this CPU it does nothing", stacklevel=3)
-    warn(without_effect(config))
-    with as_configured(config):
+    warn(ineffective_settings(config))
+    with execution_settings(config):
         held = data()
         try:
             module = taken(problem.module(config, held), some_samples(held), rng.stream(config.run.seed, "initial"))
@@ -103,7 +103,7 @@ def ingredients(config: Config, data: Callable[[], FederatedData], problem: Prob
                 f"train.augment: got {config.train.augment!r}, but samples have shape {held.shape} and type "
                 f"{held.x.dtype}, expected images of (channels, height, width), floats"
             )
-        return Ingredients(cohort_model, held.to(device), criterion)
+        return RunParts(cohort_model, held.to(device), criterion)
 
 
 def _device(name: str) -> torch.device:
@@ -121,14 +121,14 @@ def _device(name: str) -> torch.device:
 
 def federated(config: Config, problem: Problem) -> FederatedData:
     """The data of all clients, partitioned as the configuration says."""
-    return partitioned(config, named_pool(config) if problem.given is None else problem.given)
+    return partition_pool(config, load_named_pool(config) if problem.given is None else problem.given)
 
 
 _KEPT: dict[Any, Pool] | None = None
 
 
 @contextmanager
-def keeping_pools() -> Iterator[None]:
+def cache_data_sets() -> Iterator[None]:
     """Within it, a data set is read once for all runs on it that follow each other."""
     global _KEPT
     before, _KEPT = _KEPT, {} if _KEPT is None else _KEPT
@@ -138,10 +138,10 @@ def keeping_pools() -> Iterator[None]:
         _KEPT = before
 
 
-def named_pool(config: Config) -> Pool:
+def load_named_pool(config: Config) -> Pool:
     """The data set that the configuration names, before it is partitioned."""
     chosen = config.data
-    NAMED.check_given(config, "data")
+    NAMED_PROBLEM.check_given(config, "data")
     known = DATASETS.get(chosen.dataset)
     own = known is not None and chosen.mean == as_constants(known.mean) and chosen.std == as_constants(known.std)
     windows = Windows(chosen.tokens, chosen.window, chosen.stride, chosen.min_tokens)
@@ -176,7 +176,7 @@ def normalisation(config: Config) -> dict[str, Any] | None:
     return {"mean": list(mean), "std": list(std), "scale": scale}
 
 
-def partitioned(config: Config, pool: Pool) -> FederatedData:
+def partition_pool(config: Config, pool: Pool) -> FederatedData:
     """A pool partitioned as the configuration says."""
     chosen, clients = config.data, len(pool.owners)
     if pool.held and chosen.partition not in ("auto", "given"):
@@ -190,7 +190,7 @@ def partitioned(config: Config, pool: Pool) -> FederatedData:
             f"data.clients: got {chosen.clients}, but the data say whose each sample is and name {clients} "
             "clients; leave it out, or choose another data.partition"
         )
-    warn(without_effect_on(config, scheme, bool(pool.tokens)))
+    warn(ineffective_data_settings(config, scheme, bool(pool.tokens)))
     how = Partitioning(
         chosen.clients, chosen.alpha, config.run.seed, chosen.min_samples, chosen.validation, chosen.partition,
         chosen.classes_per_client, chosen.newcomers,
@@ -198,15 +198,15 @@ def partitioned(config: Config, pool: Pool) -> FederatedData:
     return partition(pool, how)
 
 
-def rehearse(configs: Sequence[Config], problem: Problem = NAMED) -> int:
+def rehearse(configs: Sequence[Config], problem: Problem = NAMED_PROBLEM) -> int:
     """Before the first of several runs trains: all that can be wrong with its data and model, and with the partitions
     of the others. Settings without effect are named here, so the runs themselves can be silenced. Returns the number of
     parameters of the first one's model."""
     processes.refuse_several("a study")
     first, *others = configs
     parameters = prepare(first, problem).model.layout.dim
-    warned = set(without_effect(first))
-    warn(text for config in others for text in without_effect(config) if text not in warned)
+    warned = set(ineffective_settings(first))
+    warn(text for config in others for text in ineffective_settings(config) if text not in warned)
     seen, named = {(first.data, first.run.seed)}, {first.data}
     for config in others:
         if (config.data, config.run.seed) not in seen:

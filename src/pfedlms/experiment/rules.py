@@ -67,7 +67,7 @@ def warn(texts: Iterable[str]) -> None:
         warnings.warn(text, stacklevel=3)
 
 
-def without_effect(config: Config) -> Iterator[str]:
+def ineffective_settings(config: Config) -> Iterator[str]:
     """Settings that the user has given and that have no effect, and a schedule that ends where local steps do nothing;
     one line each."""
     train, given = config.train, config.given
@@ -94,7 +94,7 @@ def without_effect(config: Config) -> Iterator[str]:
             )
 
 
-def without_effect_on(config: Config, scheme: str, text: bool) -> Iterator[str]:
+def ineffective_data_settings(config: Config, scheme: str, text: bool) -> Iterator[str]:
     """Likewise of settings of the partition, where samples are partitioned by `scheme`; and of settings of text, where
     the data are none."""
     for key, schemes in _PARTITIONED_BY.items():

@@ -19,11 +19,11 @@ from pfedlms.errors import RunDirectoryError, StorageError, UsageError
 from pfedlms.experiment.callbacks import watching
 from pfedlms.experiment.config import Config, Tables, load_config, merge
 from pfedlms.experiment.exporting import NO_BEST, Models, StateDict, client_number, open_models, write_models
-from pfedlms.experiment.loop import Running, execute, or_leave
-from pfedlms.experiment.prepare import NAMED, as_configured, prepare, with_constants
+from pfedlms.experiment.loop import ActiveRun, or_leave, run_rounds
+from pfedlms.experiment.prepare import NAMED_PROBLEM, execution_settings, prepare, with_constants
 from pfedlms.experiment.problem import Problem, how_to_resume
-from pfedlms.experiment.store import SERVER_AGAIN, RunDirectory
-from pfedlms.experiment.summary import in_short, summarise
+from pfedlms.experiment.store import RESTART_SERVER, RunDirectory
+from pfedlms.experiment.summary import one_line_summary, summarise
 from pfedlms.report.figures import accuracy_curves
 from pfedlms.report.results import described
 from pfedlms.report.runs import RunLike, client_accuracies
@@ -38,7 +38,7 @@ class Run:
     """
 
     def __init__(
-        self, config: Config, directory: Path | None = None, problem: Problem = NAMED, label: str = "",
+        self, config: Config, directory: Path | None = None, problem: Problem = NAMED_PROBLEM, label: str = "",
         metrics: list[dict[str, Any]] | None = None, summary: dict[str, Any] | None = None, stopped: int = 0,
     ) -> None:  # fmt: skip
         self.config, self.directory, self.problem = config, directory, problem
@@ -56,7 +56,7 @@ class Run:
 
     def __repr__(self) -> str:
         """`Run(pfedlms on digits, 20 clients, 100 rounds: P-acc 97.31 %, mean of the last 10)`, and where."""
-        return f"Run({in_short(self.summary)}{f', in {self.directory}' if self.directory else ''})"
+        return f"Run({one_line_summary(self.summary)}{f', in {self.directory}' if self.directory else ''})"
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
@@ -96,7 +96,7 @@ class Run:
     @property
     def classes(self) -> tuple[str, ...]:
         """What the outputs of the models stand for, in order: the names of the classes, or their numbers."""
-        return tuple(self.summary.get("classes") or map(str, range(self.trained().federation.data.classes)))
+        return tuple(self.summary.get("classes") or map(str, range(self.trained_models().federation.data.classes)))
 
     @property
     def client_names(self) -> tuple[str, ...]:
@@ -106,18 +106,18 @@ class Run:
     @property
     def models(self) -> list[StateDict]:
         """Every client's model as a state dict."""
-        return self._kept if self._kept is not None else self.trained().models()
+        return self._kept if self._kept is not None else self.trained_models().models()
 
     @property
     def best_models(self) -> list[StateDict]:
         """Every client's model after the round with the highest V-acc, `summary["best"]`; kept with
         `train.patience`."""
-        return self.trained(best=True).models()
+        return self.trained_models(best=True).models()
 
     def model(self, client: int | str, best: bool = False) -> nn.Module:
         """The model of one client, by number or name: a module with its weights, on the CPU, ready to predict. It takes
         samples as they were trained on; `summary["normalisation"]` says how images become such samples."""
-        return self.trained(best).module(client_number(client, self.summary))
+        return self.trained_models(best).module(client_number(client, self.summary))
 
     def personalise(self, data: Any, *, local_steps: int | None = None, best: bool = False) -> nn.Module:
         """A model for a new device: what a client gets that joins after the last round (the shared model; where there
@@ -129,7 +129,7 @@ class Run:
             local_steps: how many steps it takes. Default: E, as in a round.
             best: after the round with the highest V-acc, which `train.patience` keeps, instead of the latest.
         """
-        return self.trained(best).personalise(self.summary, self.problem, data, local_steps)
+        return self.trained_models(best).personalise(self.summary, self.problem, data, local_steps)
 
     def export(
         self, file: str | Path, *, client: int | str | None = None, shared: bool = False, best: bool = False
@@ -143,7 +143,7 @@ class Run:
             shared: the shared model of the last round, before local steps, instead.
             best: after the round with the highest V-acc, which `train.patience` keeps, instead of the latest.
         """
-        write_models(self.trained(best), self.summary, Path(file), client, shared)
+        write_models(self.trained_models(best), self.summary, Path(file), client, shared)
 
     def to_pandas(self) -> Any:
         """One row per evaluation: what metrics.jsonl has of all clients together (extra `pandas`)."""
@@ -162,7 +162,7 @@ class Run:
         if self.directory is None:
             raise UsageError("resume: this run has no folder; run it with out=DIR")
         with watching(progress, callbacks) as calls:
-            return or_leave(self.reread().play(calls))
+            return or_leave(self.reread().train(calls))
 
     def reread(self) -> Run:
         """As its folder has it now, or as it is planned."""
@@ -188,14 +188,14 @@ class Run:
             return False
         return bool(summary.get("stopped_early")) or int(summary["rounds"]) >= self.config.train.rounds
 
-    def play(self, callbacks: Sequence[Any] = (), begins: bool = False, profile: bool = False, **how: Any) -> Run:
+    def train(self, callbacks: Sequence[Any] = (), begins: bool = False, profile: bool = False, **how: Any) -> Run:
         """The run after all rounds that are left, for callers that look at `stopped` themselves. The folder of one that
         `begins` is made once data and model are known to fit. With `profile` the federation's stopwatch runs; `how` are
         settings of [run] for this process."""
         stored = RunDirectory(self.directory) if self.directory else None
         if stored is not None and not begins:
             if stored.on_nodes:
-                raise UsageError(f"{stored.path}: this is a run on nodes, which its server resumes; {SERVER_AGAIN}")
+                raise UsageError(f"{stored.path}: this is a run on nodes, which its server resumes; {RESTART_SERVER}")
             if self.finished:  # nothing to play, so nothing to play it with
                 return self
             self.problem.check_complete(self.config, stored.path)
@@ -226,9 +226,9 @@ class Run:
         if stored is not None and not complete.train.patience:  # a best round is kept for long, complete
             federation.keep_in(stored.path)
         config = complete.with_run(**how)
-        playing = Running(config, federation, stored, self.label)
+        playing = ActiveRun(config, federation, stored, self.label)
         with federation.leading() as end:
-            summary, stopped = execute(playing, callbacks, checkpoint)
+            summary, stopped = run_rounds(playing, callbacks, checkpoint)
             end((config, playing.metrics, summary, stopped))
         done = Run(config, self.directory, self.problem, self.label, playing.metrics, summary, stopped)
         # Models of clients in other processes are read from the folder.
@@ -243,7 +243,7 @@ class Run:
             config = config.with_run(device=f"cuda:{processes.local_rank() % torch.cuda.device_count()}")
         federation = prepare(config, self.problem, shared=True)
         assert isinstance(federation, processes.SharedFederation)
-        with as_configured(config):
+        with execution_settings(config):
             config, metrics, summary, stopped = federation.serve()
         return Run(config, self.directory, self.problem, self.label, metrics, summary, stopped)
 
@@ -260,7 +260,7 @@ class Run:
             raise UsageError("models: were not kept in memory (a failed run, or more than 1 GiB of them); give out=DIR")
         return RunDirectory(self.directory)
 
-    def trained(self, best: bool = False) -> Models:
+    def trained_models(self, best: bool = False) -> Models:
         """The models of the run: from memory, or from its folder."""
         if best and self.directory is None:
             if self._federation is None or self._best_state is None:
@@ -271,14 +271,20 @@ class Run:
         return open_models(self._stored, self.config, self.problem, best)
 
 
-def begin(config: Config, problem: Problem = NAMED, callbacks: Sequence[Any] = (), profile: bool = False) -> Run:
+def start_run(
+    config: Config, problem: Problem = NAMED_PROBLEM, callbacks: Sequence[Any] = (), profile: bool = False
+) -> Run:
     """Train from a checked configuration; without `run.out` nothing is written."""
     run = Run(config, Path(config.run.out) if config.run.out else None, problem)
-    return run.play(callbacks, begins=True, profile=profile)
+    return run.train(callbacks, begins=True, profile=profile)
 
 
 def load_run(
-    directory: str | Path, problem: Problem = NAMED, data_dir: str | None = None, label: str = "", planned: str = ""
+    directory: str | Path,
+    problem: Problem = NAMED_PROBLEM,
+    data_dir: str | None = None,
+    label: str = "",
+    planned: str = "",
 ) -> Run:
     """The run in `directory`, finished or not; needs no data. `data_dir` is where these are now, if they were moved,
     `planned` the configuration of a run that has not begun."""

@@ -30,7 +30,7 @@ from pfedlms.experiment.problem import how_to_resume
 from pfedlms.files import FULL, write_atomically, write_text
 
 SCHEMA = 2
-SERVER_AGAIN = "start the server again (./run.sh)"
+RESTART_SERVER = "start the server again (./run.sh)"
 """How a run on nodes is resumed."""
 MANIFEST = "study.json"
 """The file that makes a folder the folder of a study."""
@@ -73,7 +73,7 @@ class RunDirectory(ExitStack):
     def _remedy(self) -> str:
         """How the run that is there is resumed."""
         if self.on_nodes:
-            return SERVER_AGAIN
+            return RESTART_SERVER
         with suppress(OSError, ValueError, AttributeError):  # the file may be of another version, or damaged
             return f"resume it by `{how_to_resume(self.path, tomllib.loads(self.config.read_text(encoding='utf-8')))}`"
         return f"resume it by `{resume_command(self.path)}`"
@@ -97,7 +97,7 @@ class RunDirectory(ExitStack):
     def mark_on_nodes(self) -> None:
         """Mark the directory as one of a run whose clients are nodes, before there is a checkpoint."""
         if not self._nodes.exists():
-            text = f"The clients of this run are nodes, which keep their models. To resume: {SERVER_AGAIN}.\n"
+            text = f"The clients of this run are nodes, which keep their models. To resume: {RESTART_SERVER}.\n"
             with self._storing():
                 write_text(self._nodes, text)
 

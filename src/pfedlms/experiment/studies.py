@@ -17,9 +17,9 @@ from typing import Any
 
 from pfedlms.errors import RunDirectoryError, RunError, StorageError, UsageError
 from pfedlms.experiment.callbacks import watching
-from pfedlms.experiment.config import Config, Tables, keys, load_config
+from pfedlms.experiment.config import Config, Tables, load_config, setting_fields
 from pfedlms.experiment.loop import fingerprint, fixed_settings, or_leave
-from pfedlms.experiment.prepare import NAMED, federated, keeping_pools, rehearse
+from pfedlms.experiment.prepare import NAMED_PROBLEM, cache_data_sets, federated, rehearse
 from pfedlms.experiment.problem import Problem, how_to_resume
 from pfedlms.experiment.runs import Run, data_frame, load_run, plot_curves
 from pfedlms.experiment.store import MANIFEST, is_study
@@ -125,7 +125,7 @@ class Study:
             value, (section, _, name) = best["settings"][key], key.partition(".")
             if len(values) < 3 or not all(type(each) in (int, float) for each in values):
                 continue
-            limits = keys([best["runs"][0]["method"]])[section, name].metadata["limits"]
+            limits = setting_fields([best["runs"][0]["method"]])[section, name].metadata["limits"]
             if value in (min(values), max(values)) and value not in (limits["minimum"], limits["maximum"]):
                 end, beyond = ("largest", "larger") if value == max(values) else ("smallest", "smaller")
                 found.append(f"the best {key} is {value}, the {end} tried; try {beyond} ones")
@@ -170,10 +170,10 @@ class Study:
         if self.directory is None:
             raise UsageError("resume: this study has no folder; run it with out=DIR")
         with watching(progress, callbacks) as calls:
-            return or_leave(self.play(calls, workers))
+            return or_leave(self.train(calls, workers))
 
-    @keeping_pools()
-    def begin(
+    @cache_data_sets()
+    def start(
         self, out: Path | None = None, callbacks: Sequence[Any] = (), workers: int = 1, seconds: float = float("inf")
     ) -> Study:
         """Play planned runs; with a directory, every run has its own folder in it, and study.json the whole plan. A
@@ -185,10 +185,10 @@ class Study:
         parameters = rehearse([run.config for run in self.planned], self.planned[0].problem)
         if out is None:
             alone = [Run(run.config.silenced().with_run(out=""), None, run.problem, run.label) for run in self.planned]
-            return replace(self, planned=alone).play(callbacks, workers, deadline)
+            return replace(self, planned=alone).train(callbacks, workers, deadline)
         made = self._stored_in(out)
         made._check_same_problem(parameters)
-        return made.play(callbacks, workers, deadline)
+        return made.train(callbacks, workers, deadline)
 
     def _check_same_problem(self, parameters: int) -> None:
         """Refuse runs that finished earlier on other data, or with another model of the user's own, than those given:
@@ -206,8 +206,8 @@ class Study:
                     f"{run.directory}: was trained {other} given; give the same as before, or name another out=DIR"
                 )
 
-    @keeping_pools()
-    def play(self, callbacks: Sequence[Any] = (), workers: int = 1, deadline: float = float("inf")) -> Study:
+    @cache_data_sets()
+    def train(self, callbacks: Sequence[Any] = (), workers: int = 1, deadline: float = float("inf")) -> Study:
         """Play every run that is not finished yet, for callers that look at `stopped` themselves. One that diverges,
         loses too many messages, or whose process dies is marked and does not end the others."""
         planned = [run.reread() for run in self.planned]
@@ -313,7 +313,7 @@ def _in_turn(runs: Sequence[Run], callbacks: Sequence[Any], deadline: float) -> 
     for run in runs:
         if time.monotonic() > deadline:
             return
-        yield run, partial(run.play, callbacks, begins=not run.begun)
+        yield run, partial(run.train, callbacks, begins=not run.begun)
 
 
 # --- folders
@@ -344,7 +344,7 @@ def refuse_study(directory: Path, command: str) -> None:
         raise UsageError(f"{directory}: holds {len(runs)} runs; {command} one of them: {shown}")
 
 
-def load_study(directory: Path, problem: Problem = NAMED, data_dir: str | None = None) -> Study:
+def load_study(directory: Path, problem: Problem = NAMED_PROBLEM, data_dir: str | None = None) -> Study:
     """A study, finished or not; runs without a finished round are planned, but have no results."""
     manifest = read_manifest(directory)
     planned = [

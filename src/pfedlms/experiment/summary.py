@@ -117,7 +117,7 @@ def _mean_bytes(total: int, rounds: int) -> int | float:
     return total / rounds if rounds and total % rounds else total // max(1, rounds)
 
 
-def in_short(summary: Mapping[str, Any]) -> str:
+def one_line_summary(summary: Mapping[str, Any]) -> str:
     """A run in one line: method, data set, rounds played and accuracy, the mean of the last 10 evaluations."""
     value, own = summary["accuracy"]["last10"], summary.get("metric")
     score = "nothing measured" if value is None else f"{own or 'P-acc'} {score_text(value, summary)}"

@@ -16,7 +16,7 @@ from pfedlms.errors import DivergedError, PfedlmsError, QuorumError, RunError, U
 from pfedlms.experiment import plugins
 from pfedlms.experiment.callbacks import Calls, RunInfo
 from pfedlms.experiment.loop import signals
-from pfedlms.experiment.prepare import keeping_pools
+from pfedlms.experiment.prepare import cache_data_sets
 from pfedlms.experiment.problem import Problem
 from pfedlms.experiment.runs import Run
 
@@ -118,7 +118,7 @@ def in_parallel(
 def _work(pipe: Any, problem: Problem, imports: Sequence[str]) -> None:
     """The life of a process: runs, until the other end of the pipe is closed. A data set is read once for all."""
     plugins.import_modules(imports)
-    with keeping_pools():
+    with cache_data_sets():
         while True:
             try:
                 config, directory, label, how = pipe.recv()
@@ -133,7 +133,7 @@ def _played(run: Run, how: dict[str, Any]) -> tuple[str, Any]:
     """Play a run, whose results are in its folder; the message of the error that ended it, and the summary of a run
     whose error does not end the others."""
     try:
-        run.play(begins=not run.begun, **how)
+        run.train(begins=not run.begun, **how)
     except PfedlmsError as error:
         return str(error), error.summary if isinstance(error, DivergedError | QuorumError) else None
     return "", None
