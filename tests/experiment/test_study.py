@@ -326,7 +326,7 @@ def test_methods_and_models_of_installed_packages(monkeypatch: pytest.MonkeyPatc
         "pfedlms.methods": [SimpleNamespace(name="installed", value="package:Installed", load=lambda: Installed)],
         "pfedlms.models": [SimpleNamespace(name="flat", value="package:flat", load=lambda: flat)],
     }
-    monkeypatch.setattr(plugins, "installed", lambda group, path: points[group])
+    monkeypatch.setattr(plugins, "installed_entry_points", lambda group, path: points[group])
     try:
         run = pfedlms.run(method="installed", model="flat", **SMALL)
         assert run.summary["model"] == "flat"

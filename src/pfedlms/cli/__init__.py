@@ -18,9 +18,9 @@ from typing import Any, NoReturn
 
 from pfedlms import __version__
 from pfedlms.cli import data, deploy, lists, stored, train
-from pfedlms.cli.options import as_options, check_config, say
+from pfedlms.cli.options import check_config, print_message, translate_arguments
 from pfedlms.errors import DownloadError, PfedlmsError, did_you_mean
-from pfedlms.experiment.schema import OPTIONS, meant
+from pfedlms.experiment.schema import OPTIONS, place_by_other_name
 
 DESCRIPTION = """\
 Personalised federated learning that talks in low-bit sketches.
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with open(os.devnull, "w") as nothing, redirect_stdout(nothing), redirect_stderr(io.StringIO()) as errors:
         code = _main(arguments)
     if code == 2:
-        say(f"rank {rank}: {errors.getvalue().rstrip()}")
+        print_message(f"rank {rank}: {errors.getvalue().rstrip()}")
     return code
 
 
@@ -73,7 +73,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         parser.refuse(options.command, unknown[0])
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an old terminal shows "?" for "±" instead of a traceback
-    warnings.showwarning = lambda message, *rest, **more: say(as_options(f"warning: {message}"))
+    warnings.showwarning = lambda message, *rest, **more: print_message(translate_arguments(f"warning: {message}"))
     try:
         check_config(getattr(options, "config", None))
         if getattr(options, "imports", None):
@@ -82,13 +82,13 @@ def _main(arguments: Sequence[str] | None) -> int:
             import_modules(options.imports)
         return int(options.handler(options) or 0)
     except PfedlmsError as error:
-        lines = as_options(str(error)).splitlines()
+        lines = translate_arguments(str(error)).splitlines()
         one = len(lines) == 1 or isinstance(error, DownloadError)
         title = lines if one else [f"{len(lines)} problems in the settings", *lines]
-        say("error: " + "\n  ".join(title), style="red")
+        print_message("error: " + "\n  ".join(title), style="red")
         return error.exit_code
     except KeyboardInterrupt:
-        say("interrupted; a run directory has its latest checkpoint: pfedlms resume DIR")
+        print_message("interrupted; a run directory has its latest checkpoint: pfedlms resume DIR")
         return 130
     except BrokenPipeError:
         # The reader of our output is gone (for example `| head`); there is nobody left to tell.
@@ -96,7 +96,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         return 1
     except OSError as error:
         # What fails while a run is stored is a StorageError; the rest is about a path that was given.
-        say(f"error: {error.filename}: {error.strerror}")
+        print_message(f"error: {error.filename}: {error.strerror}")
         return 2
 
 
@@ -128,7 +128,7 @@ def suggestion(option: str, own: Sequence[str], commands: Mapping[str, Sequence[
     """A closing sentence for an option that is not among a command's `own`: what is called so elsewhere, a setting of
     that name, the command that has it (`commands`: their options), or the nearest spelling."""
     name = option.partition("=")[0].lower().replace("_", "-")
-    place = meant(name.removeprefix("--")) or _setting(name.removeprefix("--").replace("-", "_"))
+    place = place_by_other_name(name.removeprefix("--")) or _setting(name.removeprefix("--").replace("-", "_"))
     flags = {dest: f"--{flag}" for flag, (dest, _) in OPTIONS.items()}
     likely = [_OTHERS.get(name, name), *([flags.get(place, "--out")] if place in (*flags, "run.out") else [])]
     likely += [other for pair in _RELATED if set(pair) & set(likely) for other in pair]
@@ -171,7 +171,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], Any], Callable[[argpars
     "compare": (train.compare, train.add_compare),
     "sweep": (train.sweep, train.add_sweep),
     "resume": (train.resume, train.add_resume),
-    "show": (stored.show_stored, stored.add_show),
+    "show": (stored.show, stored.add_show),
     "report": (stored.report, stored.add_report),
     "export": (stored.export, stored.add_export),
     "reproduce": (train.reproduce, train.add_reproduce),

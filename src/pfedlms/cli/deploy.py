@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from pfedlms.cli.options import add, dispatch, say, show
+from pfedlms.cli.options import add_options, dispatch, print_message, print_output
 from pfedlms.report.tables import table_of
 
 
@@ -15,7 +15,7 @@ def add_deploy(sub: argparse.ArgumentParser) -> None:
     approve DIR: let this machine take part in runs of the app in DIR. upgrade DIR: bring a folder of an older version
     up to date. docs/deploy.md walks through it."""
     sub.add_argument("what", metavar="init|check|approve|upgrade", help="what to do")
-    add(sub, "directory")
+    add_options(sub, "directory")
     sub.add_argument("--nodes", type=int, metavar="N", default=3, help="init: how many (default: 3)")
     sub.add_argument("--server", metavar="ADDRESS", help="init: its name or address; check: HOST:PORT")
     sub.add_argument("--port", type=int, metavar="N", default=8000, help="init: of the gate, for nodes (default: 8000)")
@@ -23,7 +23,7 @@ def add_deploy(sub: argparse.ArgumentParser) -> None:
         "--link-port", type=int, metavar="N", help="init: of the SuperLink on loopback (default: --port + 1)"
     )
     sub.add_argument("--run-config", metavar="TEXT", help="approve: settings, as run.sh takes them")
-    add(sub, "method", "dataset", "--json")
+    add_options(sub, "method", "dataset", "--json")
 
 
 def deploy(options: argparse.Namespace) -> int:
@@ -40,8 +40,8 @@ def _init(options: argparse.Namespace) -> int:
     }
     given = {name: value for name, value in chosen.items() if value is not None}
     files = write_folder(options.directory, options.nodes, port=options.port, link_port=options.link_port, **given)
-    show(options, {"directory": str(options.directory), "files": list(map(str, files))}, table_of, [])
-    say(f"{len(files)} files; next steps: {options.directory / 'README.md'}")
+    print_output(options, {"directory": str(options.directory), "files": list(map(str, files))}, table_of, [])
+    print_message(f"{len(files)} files; next steps: {options.directory / 'README.md'}")
     return 0
 
 
@@ -50,7 +50,7 @@ def _check(options: argparse.Namespace) -> int:
 
     found = check(options.directory, options.server)
     rows = [{"": "✗" if each.wrong else "✓", "what": each.what, "found": each.said} for each in found]
-    show(options, [asdict(each) for each in found], table_of, rows)
+    print_output(options, [asdict(each) for each in found], table_of, rows)
     return int(any(each.wrong for each in found))
 
 
@@ -58,7 +58,7 @@ def _approve(options: argparse.Namespace) -> int:
     from pfedlms.flower.approval import approve, run_config
 
     entry = approve(options.directory, run_config(["--run-config", options.run_config] if options.run_config else []))
-    show(options, entry, table_of, [{"what": key, "approved": str(value)} for key, value in entry.items()])
+    print_output(options, entry, table_of, [{"what": key, "approved": str(value)} for key, value in entry.items()])
     return 0
 
 
@@ -66,7 +66,7 @@ def _upgrade(options: argparse.Namespace) -> int:
     from pfedlms.flower.folder import upgrade
 
     steps = upgrade(options.directory)
-    show(options, {"steps": steps}, table_of, [])
+    print_output(options, {"steps": steps}, table_of, [])
     for step in steps:
-        say(step)
+        print_message(step)
     return 0

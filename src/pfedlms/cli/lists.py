@@ -6,7 +6,7 @@ import argparse
 from dataclasses import fields
 from typing import Any
 
-from pfedlms.cli.options import add, overrides, show
+from pfedlms.cli.options import add_options, overrides, print_output
 from pfedlms.errors import UsageError
 from pfedlms.report.tables import table_of
 
@@ -16,7 +16,7 @@ Rows = list[dict[str, Any]]
 def add_bits(sub: argparse.ArgumentParser) -> None:
     """Bits of one client and round, from messages that are encoded and decoded; FedProto as if every client held every
     class."""
-    add(
+    add_options(
         sub,
         *("method", "model", "clients", "dataset"),
         method="method by name (default: all)",
@@ -25,7 +25,7 @@ def add_bits(sub: argparse.ArgumentParser) -> None:
         dataset="take sample shape, model and classes from this data set (default: mnist; 32x32 images for vgg)",
     )
     sub.add_argument("--classes", type=int, metavar="C", help="number of classes (default: the data set's)")
-    add(sub, "--set", "--import", "--json")
+    add_options(sub, "--set", "--import", "--json")
 
 
 def bits(options: argparse.Namespace) -> None:
@@ -34,12 +34,12 @@ def bits(options: argparse.Namespace) -> None:
 
     chosen = overrides(options)
     rows = bits_table(chosen, options.classes)
-    show(options, rows[0] if "name" in chosen.get("method", {}) else rows, plans.bits, rows)
+    print_output(options, rows[0] if "name" in chosen.get("method", {}) else rows, plans.bits, rows)
 
 
 def add_listing(sub: argparse.ArgumentParser) -> None:
     """List the names to choose from."""
-    add(sub, "--import", "--json")
+    add_options(sub, "--import", "--json")
 
 
 def add_methods(sub: argparse.ArgumentParser) -> None:
@@ -51,7 +51,7 @@ def add_methods(sub: argparse.ArgumentParser) -> None:
 
 def listing(options: argparse.Namespace) -> None:
     rows = {"methods": list_methods, "datasets": datasets, "models": models, "settings": settings}[options.command]()
-    show(options, rows, table_of, rows)
+    print_output(options, rows, table_of, rows)
 
 
 def methods(options: argparse.Namespace) -> int:
@@ -59,11 +59,11 @@ def methods(options: argparse.Namespace) -> int:
         listing(options)
         return 0
     from pfedlms.engine.method_check import check_method
-    from pfedlms.experiment.plugins import resolve
+    from pfedlms.experiment.plugins import find_object
 
     if not options.method:
         raise UsageError("methods check: say which, for example: pfedlms methods check my_methods:FedProx")
-    report = check_method(resolve(options.method))
+    report = check_method(find_object(options.method))
     print(report)
     return 0 if report.ok else 1
 
@@ -124,12 +124,12 @@ def models() -> Rows:
 
 def settings() -> Rows:
     """Every key; methods may share a name with another default and meaning, so each row says whose it is."""
-    from pfedlms.experiment.config import owners
+    from pfedlms.experiment.config import setting_classes
     from pfedlms.methods import METHODS
     from pfedlms.settings import CUSTOM
 
     rows = []
-    for section, name, cls in owners(METHODS):
+    for section, name, cls in setting_classes(METHODS):
         for each in fields(cls):
             about, choices = each.metadata["help"], each.metadata["choices"] or list
             values = ", ".join(value for value in choices() if value != CUSTOM)

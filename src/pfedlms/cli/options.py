@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from pfedlms.errors import UsageError, did_you_mean
-from pfedlms.experiment.schema import OPTIONS, meaning
+from pfedlms.experiment.schema import OPTIONS, short_help
 from pfedlms.report.runs import score_text
 from pfedlms.report.tables import Table
 
@@ -51,17 +51,17 @@ SHARED: dict[str, dict[str, Any]] = {
 """Arguments of argparse by option."""
 
 
-def add(sub: argparse.ArgumentParser, *names: str, **helps: str) -> None:
+def add_options(sub: argparse.ArgumentParser, *names: str, **helps: str) -> None:
     """Options by name: shared ones, or the name of one that stands for a setting, whose help `helps` may replace;
     `settings` are all of these but the method, with where results go."""
     for name in names:
         if name == "settings":
-            add(sub, *(each for each in OPTIONS if each != "method"), "--out", "--set")
+            add_options(sub, *(each for each in OPTIONS if each != "method"), "--out", "--set")
         elif name in SHARED:
             sub.add_argument("--data-dir" if name == "--moved" else name, **SHARED[name])
         else:
             place, metavar = OPTIONS[name]
-            help = helps.get(name) or meaning(place).replace("%", "%%")
+            help = helps.get(name) or short_help(place).replace("%", "%%")
             how: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_const", "const": "true"}
             sub.add_argument(f"--{name}", dest=place, help=help, **how)
 
@@ -70,7 +70,7 @@ def add_study(sub: argparse.ArgumentParser, seeds: int) -> None:
     """What comparisons and sweeps have in common."""
     help = f"how many seeds, from --seed on (default: {seeds})"
     sub.add_argument("--seeds", type=positive_int, metavar="N", default=seeds, help=help)
-    add(sub, "--workers", "settings", "--plot", "--json", "--quiet")
+    add_options(sub, "--workers", "settings", "--plot", "--json", "--quiet")
 
 
 def dispatch(options: argparse.Namespace, **handlers: Callable[[argparse.Namespace], int | None]) -> int:
@@ -83,7 +83,7 @@ def dispatch(options: argparse.Namespace, **handlers: Callable[[argparse.Namespa
 _ARGUMENTS = "by|callbacks|classes|client|data_dir|methods|out|plot|seeds|workers"
 
 
-def as_options(text: str) -> str:
+def translate_arguments(text: str) -> str:
     """An error as users of the command line know its words: arguments of Python's functions as options."""
     text = re.sub(rf"(?m)^({_ARGUMENTS})(?=: )", lambda found: f"--{found[1].replace('_', '-')}", text)
     return re.sub(rf"\b({_ARGUMENTS})=(?=[A-Z])", lambda found: f"--{found[1].replace('_', '-')} ", text)
@@ -124,15 +124,17 @@ def out_directory(options: argparse.Namespace, configured: str, label: str) -> P
 # --- output
 
 
-def show(options: argparse.Namespace, document: Any, table: Callable[[Any], Table], rows: Sequence[Any]) -> None:
+def print_output(
+    options: argparse.Namespace, document: Any, table: Callable[[Any], Table], rows: Sequence[Any]
+) -> None:
     """On standard output the document, or a table of the rows, if there are any."""
     if options.json:
         print(json.dumps(document, indent=2))
     elif rows:
-        show_table(table(rows))
+        print_table(table(rows))
 
 
-def show_table(table: Table, where: Console | None = None) -> None:
+def print_table(table: Table, where: Console | None = None) -> None:
     """On a terminal the columns that it has room for; all of them in a pipe."""
     screen = where or Console()
     if screen.is_terminal:
@@ -143,12 +145,12 @@ def show_table(table: Table, where: Console | None = None) -> None:
     Console(width=width, stderr=screen.stderr).print(shown, highlight=False)
 
 
-def say(text: str, style: str | None = None) -> None:
+def print_message(text: str, style: str | None = None) -> None:
     """Words on standard error, as they are."""
     Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True, style=style)
 
 
-def best_round(summary: Mapping[str, Any]) -> str:
+def best_round_text(summary: Mapping[str, Any]) -> str:
     """Which round was best by validation, of a run that has one; and that it stopped for that, if it did."""
     best = summary["best"]
     kept = "stopped_early" in summary and "transport" not in summary  # nodes keep their latest model only

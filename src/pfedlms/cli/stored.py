@@ -7,8 +7,8 @@ import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from pfedlms.cli.options import add, say, show_table
-from pfedlms.cli.train import show_found
+from pfedlms.cli.options import add_options, print_message, print_table
+from pfedlms.cli.train import print_results
 from pfedlms.errors import PfedlmsError, RunDirectoryError, UsageError
 from pfedlms.report.runs import RunLike, Section, by_problem
 
@@ -18,21 +18,21 @@ _DEPTH = 4
 
 def add_show(sub: argparse.ArgumentParser) -> None:
     """Print the results of a run, comparison or sweep; needs no data."""
-    add(sub, "directory")
+    add_options(sub, "directory")
     sub.add_argument("--clients", action="store_true", help="a table of the clients of a run: samples and P-acc")
-    add(sub, "--moved", "--import", "--json")
+    add_options(sub, "--moved", "--import", "--json")
 
 
 def add_export(sub: argparse.ArgumentParser) -> None:
     """Write models, from the checkpoint alone; the suffix decides the format: .pt (a PyTorch state dict) or .onnx."""
-    add(sub, "directory")
+    add_options(sub, "directory")
     which = sub.add_mutually_exclusive_group()
     which.add_argument("--client", metavar="K", help="the model of this client: its number from 0, or its name")
     which.add_argument("--global", dest="shared", action="store_true", help="the model all share, before local steps")
     which.add_argument("--all", type=Path, metavar="FOLDER", help="every client's, as FOLDER/client-0.pt, …")
     sub.add_argument("--best", action="store_true", help="after the round with the highest V-acc (train.patience)")
     sub.add_argument("-o", "--output", type=Path, metavar="FILE", help="where to write: model.pt or model.onnx")
-    add(sub, "--moved", "--import")
+    add_options(sub, "--moved", "--import")
 
 
 def add_report(sub: argparse.ArgumentParser) -> None:
@@ -44,12 +44,12 @@ def add_report(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("-o", "--output", metavar="FILE", type=Path, default=Path("report.html"), help=help)
     help = "also write every figure as SVG and its data as CSV there"
     sub.add_argument("--figures", metavar="FOLDER", type=Path, help=help)
-    add(sub, "--import")
+    add_options(sub, "--import")
 
 
-def show_stored(options: argparse.Namespace) -> int:
+def show(options: argparse.Namespace) -> int:
     from pfedlms.experiment.api import Run, load
-    from pfedlms.experiment.problem import how_to_resume
+    from pfedlms.experiment.problem import resume_instruction
     from pfedlms.experiment.runs import per_client
     from pfedlms.experiment.store import RESTART_SERVER, RunDirectory
     from pfedlms.experiment.studies import refuse_study
@@ -60,17 +60,19 @@ def show_stored(options: argparse.Namespace) -> int:
         refuse_study(out, "show --clients of")
     found = load(out, data_dir=options.data_dir)
     rows = per_client(found) if isinstance(found, Run) and options.clients else []
-    show_found(options, found, **({"per_client": rows} if rows else {}))
+    print_results(options, found, **({"per_client": rows} if rows else {}))
     if rows and not options.json:
-        show_table(table_of(rows))
+        print_table(table_of(rows))
     if found.interrupted:
         on_nodes = RunDirectory(out).on_nodes
         if isinstance(found, Run):
             so_far = f"after {found.summary['rounds']} rounds; not finished"
         else:
             so_far = f"{len(found.runs)} run{'s are' if len(found.runs) != 1 else ' is'} shown; not all are finished"
-        resume = f"To continue: {RESTART_SERVER}" if on_nodes else f"Resume with: {how_to_resume(out, found.settings)}"
-        say(f"{so_far}. {resume}")
+        resume = (
+            f"To continue: {RESTART_SERVER}" if on_nodes else f"Resume with: {resume_instruction(out, found.settings)}"
+        )
+        print_message(f"{so_far}. {resume}")
     return 0
 
 
@@ -88,7 +90,7 @@ def export(options: argparse.Namespace) -> None:
     which = {"client": options.client, "shared": options.shared, "best": options.best}
     export(options.directory, target, **which, data_dir=options.data_dir)
     what = "shared model" if options.shared else f"model of client {options.client}" if one else "models of all clients"
-    say(f"{what}: {target}")
+    print_message(f"{what}: {target}")
 
 
 def report(options: argparse.Namespace) -> None:
@@ -96,7 +98,9 @@ def report(options: argparse.Namespace) -> None:
 
     sections, left_out = sections_of(options.directories)
     written = write_page(sections, options.output, options.figures, left_out)
-    say(f"report: {written[0]}" + (f"; {len(written) - 1} files in {options.figures}" if options.figures else ""))
+    print_message(
+        f"report: {written[0]}" + (f"; {len(written) - 1} files in {options.figures}" if options.figures else "")
+    )
 
 
 def sections_of(directories: Iterable[str | Path]) -> tuple[list[Section], list[str]]:
@@ -107,7 +111,7 @@ def sections_of(directories: Iterable[str | Path]) -> tuple[list[Section], list[
 
     folders: dict[Path, Path] = {}
     for each in directories:
-        for folder in _holding(Path(each)):
+        for folder in _find_folders(Path(each)):
             folders.setdefault(folder.resolve(), folder)
     sections: list[Section] = []
     alone: list[RunLike] = []
@@ -133,7 +137,7 @@ def sections_of(directories: Iterable[str | Path]) -> tuple[list[Section], list[
     return sections, left_out
 
 
-def _holding(directory: Path, depth: int = _DEPTH) -> Iterator[Path]:
+def _find_folders(directory: Path, depth: int = _DEPTH) -> Iterator[Path]:
     """The folders of runs and studies in `directory`, itself or below; not those of a study's runs."""
     from pfedlms.experiment.store import is_study
 
@@ -144,7 +148,7 @@ def _holding(directory: Path, depth: int = _DEPTH) -> Iterator[Path]:
     elif depth:
         for each in sorted(directory.iterdir()):
             if each.is_dir() and not each.name.startswith("."):
-                yield from _holding(each, depth - 1)
+                yield from _find_folders(each, depth - 1)
 
 
 def _read(directory: Path, label: str, left_out: list[str]) -> list[RunLike]:

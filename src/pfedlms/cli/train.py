@@ -10,25 +10,38 @@ from typing import Any
 
 from rich.console import Console
 
-from pfedlms.cli.options import add, add_study, assignments, best_round, out_directory, overrides, say, show, show_table
+from pfedlms.cli.options import (
+    add_options,
+    add_study,
+    assignments,
+    best_round_text,
+    out_directory,
+    overrides,
+    print_message,
+    print_output,
+    print_table,
+)
 from pfedlms.errors import UsageError
-from pfedlms.experiment.schema import COMPARED
+from pfedlms.experiment.schema import DEFAULT_METHODS
 from pfedlms.report.progress import screen
 from pfedlms.report.runs import score_text
 
 
 def add_run(sub: argparse.ArgumentParser) -> None:
     """Train one federation and keep everything in a run directory."""
-    add(sub, "config", "method", "settings", "--import")
+    add_options(sub, "config", "method", "settings", "--import")
     sub.add_argument("--dry-run", action="store_true", help="print the plan, bytes and memory; train nothing")
     sub.add_argument("--profile", action="store_true", help="print where the time of a round went")
-    add(sub, "--json", "--quiet")
+    add_options(sub, "--json", "--quiet")
 
 
 def add_compare(sub: argparse.ArgumentParser) -> None:
     """Train several methods with several seeds and print one table."""
-    add(sub, "config", "--import")
-    help, default = "methods by name, with settings of their own as pfedlms:thresholds=1:ratio=0.2", ",".join(COMPARED)
+    add_options(sub, "config", "--import")
+    help, default = (
+        "methods by name, with settings of their own as pfedlms:thresholds=1:ratio=0.2",
+        ",".join(DEFAULT_METHODS),
+    )
     sub.add_argument("--methods", metavar="A,B,C", default=default, help=f"{help} (default: {default})")
     add_study(sub, seeds=3)
 
@@ -36,7 +49,7 @@ def add_compare(sub: argparse.ArgumentParser) -> None:
 def add_sweep(sub: argparse.ArgumentParser) -> None:
     """Train one method with every combination of the values that settings are given
     (--set method.ratio=.02,.05,.1 --learning-rate .03,.1), and name the best."""
-    add(sub, "config", "method", "--import")
+    add_options(sub, "config", "method", "--import")
     help = "v_acc, p_acc or g_acc (default: v_acc with --validation, else p_acc)"
     sub.add_argument("--by", metavar="MEASURE", help=help)
     add_study(sub, seeds=1)
@@ -44,7 +57,7 @@ def add_sweep(sub: argparse.ArgumentParser) -> None:
 
 def add_resume(sub: argparse.ArgumentParser) -> None:
     """Resume an interrupted run, comparison or sweep."""
-    add(sub, "directory", "--workers", "--moved", "--import", "--json", "--quiet")
+    add_options(sub, "directory", "--workers", "--moved", "--import", "--json", "--quiet")
 
 
 def add_reproduce(sub: argparse.ArgumentParser) -> None:
@@ -61,31 +74,31 @@ def run(options: argparse.Namespace) -> int:
     config = load_config(options.config, overrides(options))
     if options.dry_run:
         document = plan_json(config, prepare(config))
-        show(options, document, plans.plan, [document])
+        print_output(options, document, plans.plan, [document])
         return 0
     out = out_directory(options, config.run.out, f"{config.data.title}-{config.method}")
     with screen(not options.quiet) as callbacks:
         done = start_run(config.with_run(out=str(out)), callbacks=callbacks, profile=options.profile)
     if options.profile:
         # On standard error, so that it goes with --json too.
-        show_table(plans.profile(done.summary.get("stages", {}), max(1, done.summary["rounds"])), Console(stderr=True))
+        print_table(plans.profile(done.summary.get("stages", {}), max(1, done.summary["rounds"])), Console(stderr=True))
     return _report(options, done)
 
 
 def compare(options: argparse.Namespace) -> int:
-    from pfedlms.experiment.grids import plan
+    from pfedlms.experiment.grids import plan_grid
 
-    return _study(options, plan(options.config, overrides(options), options.methods, {}, options.seeds), "compare")
+    return _study(options, plan_grid(options.config, overrides(options), options.methods, {}, options.seeds), "compare")
 
 
 def sweep(options: argparse.Namespace) -> int:
     from pfedlms.experiment.config import method_in, parse_overrides
-    from pfedlms.experiment.grids import check_swept, plan, split_values
+    from pfedlms.experiment.grids import check_has_axes, plan_grid, split_values
 
     method = vars(options)["method.name"] or method_in(options.config)
     single, axes = split_values(assignments(options), method)
-    check_swept(axes)
-    made = plan(options.config, parse_overrides(single), [method], axes, options.seeds, options.by)
+    check_has_axes(axes)
+    made = plan_grid(options.config, parse_overrides(single), [method], axes, options.seeds, options.by)
     return _study(options, made, f"{method}-sweep")
 
 
@@ -113,7 +126,7 @@ def resume(options: argparse.Namespace) -> int:
         return _report(options, found.train(callbacks, *workers))
 
 
-def show_found(options: argparse.Namespace, found: Any, **more: Any) -> None:
+def print_results(options: argparse.Namespace, found: Any, **more: Any) -> None:
     """The table of a study, or of a run with its best round; or the document for machines."""
     from pfedlms.experiment.api import Study
     from pfedlms.report.results import comparison
@@ -123,20 +136,20 @@ def show_found(options: argparse.Namespace, found: Any, **more: Any) -> None:
         shown = best and {key: value for key, value in best.items() if key != "runs"}
         swept = {"axes": found.axes, "by": found.by, "best": shown} if found.axes else {}
         document = {"directory": str(found.directory), **swept, "runs": found.summaries}
-        show(options, document, lambda _: found.as_table(), found.runs)
+        print_output(options, document, lambda _: found.as_table(), found.runs)
         return
     rows = [found] if found.summary["accuracy"]["max"] is not None else []
-    show(options, {**found.summary, "directory": str(found.directory), **more}, comparison, rows)
+    print_output(options, {**found.summary, "directory": str(found.directory), **more}, comparison, rows)
     if found.summary.get("best") and not getattr(options, "quiet", False):
-        say(best_round(found.summary))
+        print_message(best_round_text(found.summary))
 
 
 def _report(options: argparse.Namespace, found: Any) -> int:
     """Show a run or study, name its folder and how to resume it; the exit code: 128 + the signal that interrupted."""
     from pfedlms.experiment.api import Study
-    from pfedlms.experiment.problem import how_to_resume
+    from pfedlms.experiment.problem import resume_instruction
 
-    show_found(options, found)
+    print_results(options, found)
     study = found if isinstance(found, Study) else None
     finished = sum(run.summary["status"] == "finished" for run in study.runs) if study else 0
     if found.interrupted:
@@ -145,14 +158,14 @@ def _report(options: argparse.Namespace, found: Any) -> int:
             if study
             else f"after {found.summary['rounds']} rounds"
         )
-        resume = how_to_resume(found.directory, found.settings)
-        say(f"interrupted {so_far}; all of it is saved. Resume with: {resume}")
+        resume = resume_instruction(found.directory, found.settings)
+        print_message(f"interrupted {so_far}; all of it is saved. Resume with: {resume}")
     else:
         if study and study.axes and (best := study.best()):
-            say(f"best by {study.by}: {best['name']} ({score_text(best['score'], best['runs'][0])})")
-        say(f"results: {found.directory}")
+            print_message(f"best by {study.by}: {best['name']} ({score_text(best['score'], best['runs'][0])})")
+        print_message(f"results: {found.directory}")
     if study and study.broken:
-        say("error: not all runs finished; the warnings above say why and what to change")
+        print_message("error: not all runs finished; the warnings above say why and what to change")
     return 128 + (found.stopped or signal.SIGINT) if found.interrupted else int(bool(study and study.broken))
 
 

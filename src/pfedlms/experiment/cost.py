@@ -16,7 +16,7 @@ from pfedlms.engine.participation import Participation
 from pfedlms.engine.reports import Traffic
 from pfedlms.engine.terms import agreement, task_of
 from pfedlms.errors import ConfigError
-from pfedlms.experiment.config import Config, Tables, for_method, load_config, merge, setting_fields
+from pfedlms.experiment.config import Config, Tables, load_config, merge, setting_fields, tables_for_method
 from pfedlms.experiment.memory import needed_bytes
 from pfedlms.experiment.prepare import NAMED_PROBLEM, load_named_pool, partition_pool
 from pfedlms.methods import METHODS
@@ -27,7 +27,7 @@ from pfedlms.wire.frames import SERVER, Intake, frame
 
 def message_cost(method: Method) -> Traffic:
     """Bytes of one client in one round: a message of every kind at its largest size (with positions: at an average one,
-    see `estimated`), encoded and decoded again. Bytes to catch up depend on which clients were absent, and are not
+    see `is_estimate`), encoded and decoded again. Bytes to catch up depend on which clients were absent, and are not
     included."""
     digest = agreement(method)
     total = Traffic()
@@ -40,7 +40,7 @@ def message_cost(method: Method) -> Traffic:
     return total
 
 
-def estimated(method: Method) -> bool:
+def is_estimate(method: Method) -> bool:
     """Whether `message_cost` is of average messages, which real ones are near, and not of the largest."""
     messages = [message for exchange in method.exchanges for message in (exchange.up, exchange.down)]
     return any(message.size(message.example()) < message.max_bytes for message in messages)
@@ -65,18 +65,18 @@ def bits_table(
     methods = [named] if named else list(METHODS)
     rows = []
     for name in methods:
-        own = for_method(wanted, name, methods)["method"]
+        own = tables_for_method(wanted, name, methods)["method"]
         downlink = setting_fields([name]).get(("method", "downlink"))
         ways: list[dict[str, str]] = [{}]
         if downlink is not None and "downlink" not in own:  # all ways to answer its clients, its default first
             ways = [{"downlink": choice} for choice in downlink.metadata["choices"]()]
-        rows += [_row({**wanted, "method": {**own, **way}}, classes, as_in_paper) for way in ways]
+        rows += [_bits_row({**wanted, "method": {**own, **way}}, classes, as_in_paper) for way in ways]
     return rows
 
 
-def _row(tables: Tables, classes: int | None, as_in_paper: bool) -> dict[str, Any]:
+def _bits_row(tables: Tables, classes: int | None, as_in_paper: bool) -> dict[str, Any]:
     config = load_config(None, tables)
-    NAMED_PROBLEM.check_given(config, "data", "model")
+    NAMED_PROBLEM.check_python_objects(config, "data", "model")
     if classes is not None and classes < 1:
         raise ConfigError([f"classes: got {classes}, expected at least 1"])
     method = method_of(config, classes, (3, 32, 32) if as_in_paper and config.model.name != "dnn" else None)
@@ -91,7 +91,7 @@ def _row(tables: Tables, classes: int | None, as_in_paper: bool) -> dict[str, An
         "participants": task.participants,
         "parameters": task.layout.dim,
         **{f"{part}_bits": 8 * count for part, count in asdict(cost).items() if part != "catch_up"},
-        "estimated": estimated(method),
+        "estimated": is_estimate(method),
         "catches_up": catches_up(config, method),
         "mib_per_round": task.participants * (cost.up_payload + cost.down_payload) / (1 << 20),
     }
@@ -100,7 +100,7 @@ def _row(tables: Tables, classes: int | None, as_in_paper: bool) -> dict[str, An
 def method_of(config: Config, classes: int | None = None, shape: tuple[int, ...] | None = None) -> Method:
     """The method of a configuration, on the model it names, before anything is trained; data sets by name need not be
     there. `classes` and `shape` (of a sample) are those of the data, unless they are given."""
-    own, known, clients = _inputs(config)
+    own, known, clients = _input_sizes(config)
     classes = classes or known
     module = build(config.model.name, shape or own, classes, config.model.hidden, 0)
     who = Participation(clients, config.train.participation, seed=0)
@@ -108,7 +108,7 @@ def method_of(config: Config, classes: int | None = None, shape: tuple[int, ...]
     return METHODS[config.method](task, config.settings)
 
 
-def _inputs(config: Config) -> tuple[tuple[int, ...], int, int]:
+def _input_sizes(config: Config) -> tuple[tuple[int, ...], int, int]:
     """Shape of a sample, classes and clients; a user's own data are read for it."""
     if config.data.dataset in DATASETS:
         source = DATASETS[config.data.dataset]
@@ -150,7 +150,7 @@ def plan_json(config: Config, federation: Federation) -> dict[str, Any]:
         "layers": layers,
         "bytes_per_round": sent,
         "total_bytes": sum(sent.values()) * config.train.rounds,
-        "estimated": estimated(federation.method),
+        "estimated": is_estimate(federation.method),
         "catches_up": catches_up(config, federation.method),
         "notes": _notes(config, federation),
         "memory_bytes": {"data": data.x.nbytes + data.y.nbytes, "clients": kept, "working": working},

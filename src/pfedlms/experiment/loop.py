@@ -1,4 +1,4 @@
-"""The loop that plays the rounds of a run, in this process or on nodes: records, checkpoints and signals."""
+"""The loop over the rounds of a run, in this process or on nodes: records, checkpoints and signals."""
 
 from __future__ import annotations
 
@@ -17,16 +17,24 @@ from pfedlms.data import FederatedData
 from pfedlms.data.sources import kind_of
 from pfedlms.engine import Evaluation, RoundReport, Traffic
 from pfedlms.errors import DivergedError, RunDirectoryError, RunError
-from pfedlms.experiment.callbacks import Calls, Checkpoints, EarlyStopping, RunInfo, SharedModelWarning, is_best
+from pfedlms.experiment.callbacks import (
+    CallbackList,
+    Checkpoints,
+    EarlyStopping,
+    RunInfo,
+    SharedModelWarning,
+    is_best_round,
+)
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.prepare import execution_settings
 from pfedlms.experiment.problem import resume_call
 from pfedlms.experiment.store import RunDirectory
-from pfedlms.experiment.summary import environment, finite, same_result, summarise
+from pfedlms.experiment.summary import environment, finite_or_none, is_same_result, summarise
 from pfedlms.settings import CUSTOM
 
 COUNTS = ("rejected", "astray", "unheard")
-"""Messages of a round that did not count: refused, of an absent client, lost."""
+"""Messages that did not count: refused (`rejected`), from a client that tracks another model (`astray`), answers that
+did not arrive (`unheard`)."""
 
 
 class Stopped(BaseException):
@@ -38,8 +46,8 @@ class Stopped(BaseException):
 
 
 class ActiveRun(RunInfo):
-    """A run while it is played: writes metrics, checkpoints and a summary, on disk if there is a directory. `played` is
-    a federation in this process; a subclass plays one on nodes."""
+    """A run while it trains. It records metrics, checkpoints and a summary, on disk if it has a directory. The
+    federation is in this process; a subclass has a coordinator of nodes in its place."""
 
     def __init__(self, config: Config, federation: Any, directory: RunDirectory | None = None, label: str = "") -> None:
         super().__init__(label, config, directory.path if directory else None)
@@ -48,21 +56,21 @@ class ActiveRun(RunInfo):
         """The federation after the best round, where it is kept and there is no directory to keep it in."""
         self._stored = directory
         self._traffic, self._counts = Traffic(), dict.fromkeys(COUNTS, 0)
-        self._before, self._began = 0.0, time.perf_counter() - COMPILATION.seconds
+        self._earlier_seconds, self._started = 0.0, time.perf_counter() - COMPILATION.seconds
 
-    # --- one step; nodes have their own
+    # --- one step; a run on nodes overrides these methods
 
     def start(self) -> None:
         if self.round == 0:
             self.federation.start()
 
     def step(self, evaluate: bool) -> RoundReport:
-        """A round, to be evaluated or not."""
+        """Train one round; the report says whether it is to be evaluated."""
         report: RoundReport = self.federation.play_round(evaluate_global=evaluate)
         return replace(report, evaluated=evaluate)
 
     def extra_fields(self, of: str) -> dict[str, Any]:
-        """What is recorded besides: of a round, an evaluation or the summary."""
+        """Fields that a subclass adds to the record of a round, an evaluation or the summary."""
         return {}
 
     # --- records
@@ -73,14 +81,14 @@ class ActiveRun(RunInfo):
 
     @property
     def seconds(self) -> float:
-        """Spent in this run, all its processes together, without the compilation of kernels."""
-        return round(self._before + time.perf_counter() - COMPILATION.seconds - self._began, 3)
+        """Time spent in this run by all its processes, one after another, without the compilation of kernels."""
+        return round(self._earlier_seconds + time.perf_counter() - COMPILATION.seconds - self._started, 3)
 
     def totals(self) -> dict[str, Any]:
-        """Of all rounds so far: bytes, messages that were refused or lost, and seconds."""
+        """Sums over all rounds so far: bytes, messages that did not count, and seconds."""
         shown = {"rejected": True, "astray": self._counts["astray"], "unheard": self.config.run.lost}
-        refused = {name: count for name, count in self._counts.items() if shown[name]}
-        return {"bytes": asdict(self._traffic), **refused, **self.extra_fields("evaluation"), "seconds": self.seconds}
+        counts = {name: count for name, count in self._counts.items() if shown[name]}
+        return {"bytes": asdict(self._traffic), **counts, **self.extra_fields("evaluation"), "seconds": self.seconds}
 
     def restore(self, checkpoint: Mapping[str, Any] | None) -> None:
         """Go back to a checkpoint, or to the very beginning where there is none."""
@@ -90,14 +98,14 @@ class ActiveRun(RunInfo):
             load_into(self.federation, checkpoint, self.config, self._stored)
             self._traffic = Traffic(*checkpoint["traffic"])
             self._counts = {name: checkpoint[name] for name in COUNTS}
-            self._before = checkpoint["seconds"]
-        # Only now, so that a checkpoint that is refused costs no measurement.
+            self._earlier_seconds = checkpoint["seconds"]
+        # Only now: a checkpoint that is refused must not cut metrics.jsonl.
         self.metrics = self._stored.rewind_metrics(checkpoint["metrics_bytes"] if checkpoint else 0)
-        if is_best(self):  # the process may have ended between the checkpoint and its being kept
+        if is_best_round(self):  # the earlier process may have ended between its checkpoint and best.pt
             self._stored.keep_best()
 
     def count(self, report: RoundReport) -> dict[str, Any]:
-        """Add a round to the totals; what callbacks are given of it."""
+        """Add a round to the totals; returns the record for `on_round`."""
         self._traffic += report.traffic
         self._counts = {name: count + getattr(report, name) for name, count in self._counts.items()}
         return {
@@ -111,19 +119,23 @@ class ActiveRun(RunInfo):
         }
 
     def evaluate(self, report: RoundReport) -> dict[str, Any]:
-        """Measure, and record the results; accuracies are over the clients that took part."""
+        """Evaluate the clients that took part; record and return the results."""
         measured: Evaluation = self.federation.evaluate()
         results, shared, score = self._results(measured), report.global_evaluation, self.federation.criterion.score
         record: dict[str, Any] = {"round": self.round, **({"metric": score} if score else {})}
         record |= {key: results[key] for key in ("p_acc", "v_acc") if key in results}
         if shared is not None:
-            record["g_acc"] = finite(shared.accuracy)
-        record |= {"loss": finite(report.loss), "test_loss": results["test_loss"], "client_acc": results["client_acc"]}
+            record["g_acc"] = finite_or_none(shared.accuracy)
+        record |= {
+            "loss": finite_or_none(report.loss),
+            "test_loss": results["test_loss"],
+            "client_acc": results["client_acc"],
+        }
         if len(measured.ids) < self.federation.data.clients:
             record["clients"] = list(measured.ids)
-        if self._predicts_tokens:
-            record["perplexity"] = finite(measured.perplexity)
-            record |= {"g_perplexity": finite(shared.perplexity)} if shared is not None else {}
+        if self._has_perplexity:
+            record["perplexity"] = finite_or_none(measured.perplexity)
+            record |= {"g_perplexity": finite_or_none(shared.perplexity)} if shared is not None else {}
         record |= self.totals()
         if self._stored is not None:
             self._stored.append_metrics(record)
@@ -131,14 +143,14 @@ class ActiveRun(RunInfo):
         return record
 
     def checkpoint(self) -> None:
-        """Save all that is needed to resume from here; after the best round so far, for good."""
+        """Save all that is needed to resume from here; after the best round so far, keep a copy."""
         if self._stored is not None:
             data = self.federation.data
             self._stored.save_checkpoint({
                 "settings": fixed_settings(self.config),
                 "data": fingerprint(self.config, data) or self.config.data.dataset,
                 "cohort_size": self.federation.largest_cohort,
-                # So that a model can be exported, and a summary made, without the data.
+                # With these, models can be exported and a summary made without the data.
                 "shape": list(data.shape),
                 "classes": data.classes,
                 "samples": list(data.samples),
@@ -151,27 +163,30 @@ class ActiveRun(RunInfo):
                 **self._counts,
                 "seconds": self.seconds,
             })  # fmt: skip
-            if is_best(self):
+            if is_best_round(self):
                 self._stored.keep_best()
-        elif is_best(self):
+        elif is_best_round(self):
             self.best_state = copy.deepcopy(self.federation.state())
 
     def summary(self, status: str) -> dict[str, Any]:
-        """The summary as it would be if the run ended here; nothing is stored."""
+        """The summary, as if the run ended now; nothing is stored."""
         stages = {name: round(spent, 6) for name, spent in self.federation.watch.seconds.items()}
-        # Only a folder is opened again, perhaps with other data.
-        own = fingerprint(self.config, self.federation.data) if self._stored is not None else None
-        more = {**({"data_fingerprint": own} if own else {}), **({"stages": stages} if stages else {})}
-        more |= self.extra_fields("summary")
-        now = {"round": self.round, **self.totals()}
-        return summarise(self.config, self.metrics, facts_of(self.federation), status, now) | more
+        # Without a folder nothing compares it later.
+        data_fingerprint = fingerprint(self.config, self.federation.data) if self._stored is not None else None
+        totals = {"round": self.round, **self.totals()}
+        return {
+            **summarise(self.config, self.metrics, facts_of(self.federation), status, totals),
+            **({"data_fingerprint": data_fingerprint} if data_fingerprint else {}),
+            **({"stages": stages} if stages else {}),
+            **self.extra_fields("summary"),
+        }
 
     def finish(self, status: str) -> dict[str, Any]:
-        """The summary of the run, as it is stored; of one that failed, if it can be stored."""
+        """Store the summary at the end of the run, and return it. A failed run ends without one if the disk is full."""
         summary = self.summary(status)
         stored = self._stored.read_summary() if self._stored is not None else None
-        if stored is not None and same_result(stored, summary):
-            return stored  # a finished run that was resumed: nothing was done, nothing is changed
+        if stored is not None and is_same_result(stored, summary):
+            return stored  # a finished run was resumed: nothing was trained, so nothing changes
         if status == "finished":
             summary["everyone"] = self._everyone()
             if self.federation.data.newcomers:
@@ -185,44 +200,44 @@ class ActiveRun(RunInfo):
         return summary
 
     @property
-    def _predicts_tokens(self) -> bool:
-        """Whether losses are cross-entropies of next tokens."""
+    def _has_perplexity(self) -> bool:
+        """Whether losses are cross-entropies of next tokens, so that perplexities can be given."""
         return bool(self.federation.data.tokens) and self.federation.criterion.loss is None
 
     def _newcomers(self) -> dict[str, Any]:
-        """Clients held out of the run, before and after their first local steps."""
-        found: dict[str, Any] = {"clients": len(self.federation.data.newcomers)}
+        """Measures of the clients held out of the run, before and after their first local steps."""
+        results: dict[str, Any] = {"clients": len(self.federation.data.newcomers)}
         for name, measured in zip(("before", "after"), self.federation.newcomers(), strict=True):
-            found |= {name: finite(measured.accuracy), f"{name}_loss": finite(measured.loss)}
-            found |= {f"{name}_perplexity": finite(measured.perplexity)} if self._predicts_tokens else {}
-            found[f"client_{name}"] = [finite(value) for value in measured.per_client]
-        return found
+            results |= {name: finite_or_none(measured.accuracy), f"{name}_loss": finite_or_none(measured.loss)}
+            results |= {f"{name}_perplexity": finite_or_none(measured.perplexity)} if self._has_perplexity else {}
+            results[f"client_{name}"] = [finite_or_none(value) for value in measured.per_client]
+        return results
 
     def _results(self, measured: Evaluation) -> dict[str, Any]:
         """An evaluation under the names of metrics.jsonl; V-acc is None where no client evaluated has set samples
         aside."""
         validation = measured.validation
-        validated = {"v_acc": finite(validation.accuracy) if validation is not None else None}
+        validated = {"v_acc": finite_or_none(validation.accuracy) if validation is not None else None}
         return {
-            "p_acc": finite(measured.accuracy),
+            "p_acc": finite_or_none(measured.accuracy),
             **(validated if self.config.data.validation else {}),
-            "test_loss": finite(measured.loss),
-            "client_acc": [finite(value) for value in measured.per_client],
+            "test_loss": finite_or_none(measured.loss),
+            "client_acc": [finite_or_none(value) for value in measured.per_client],
         }
 
     def _everyone(self) -> dict[str, Any] | None:
-        """All clients at the end of the run: the last evaluation, if it was of all of them; None without
+        """Measures of all clients at the end of the run: the last evaluation, if it was of all of them; None without
         `run.everyone`. In the mean over clients, unlike in the accuracy, a client that claims many samples weighs no
         more than others."""
         last = self.metrics[-1] if self.metrics else {}
-        whole = last.get("round") == self.round and "clients" not in last
-        if not whole and not self.config.run.everyone:
+        has_everyone = last.get("round") == self.round and "clients" not in last
+        if not has_everyone and not self.config.run.everyone:
             return None
-        results = last if whole else self._results(self.federation.everyone())
-        known = [value for value in results["client_acc"] if value is not None]
+        results = last if has_everyone else self._results(self.federation.everyone())
+        accuracies = [value for value in results["client_acc"] if value is not None]
         return {
             "accuracy": results["p_acc"],
-            **({"mean_over_clients": sum(known) / len(known)} if known else {}),
+            **({"mean_over_clients": sum(accuracies) / len(accuracies)} if accuracies else {}),
             **({"validation_accuracy": results["v_acc"]} if "v_acc" in results else {}),
             "test_loss": results["test_loss"],
             "client_acc": results["client_acc"],
@@ -232,9 +247,10 @@ class ActiveRun(RunInfo):
 def run_rounds(
     run: ActiveRun, callbacks: Sequence[Any], checkpoint: Mapping[str, Any] | None = None, at_once: bool = False
 ) -> tuple[dict[str, Any], int]:
-    """Play all rounds that are left; the summary, and the signal that asked to stop (0: none). `at_once` is for steps
-    that take long and can be taken again: a signal ends them where they are, with a checkpoint after every step."""
-    call = Calls([EarlyStopping(), SharedModelWarning(), *callbacks, Checkpoints(always=at_once)])
+    """Train all remaining rounds. Returns the summary, and the signal that asked to stop (0: none). `at_once` is for
+    steps that take long and can be repeated: a signal interrupts the step, and every step is followed by a
+    checkpoint."""
+    call = CallbackList([EarlyStopping(), SharedModelWarning(), *callbacks, Checkpoints(always=at_once)])
     with (
         execution_settings(run.config),
         signals(at_once) as received_signal,
@@ -243,17 +259,17 @@ def run_rounds(
         run.restore(checkpoint)
         call("on_start", run)
         try:
-            interrupted = _rounds(run, call, received_signal)
+            interrupted = _train_rounds(run, call, received_signal)
             summary = run.finish("interrupted" if interrupted else "finished")
         except BaseException as error:
-            _end(error, run, call)
+            _end_failed_run(error, run, call)
             raise
         call.end(run, summary)
         return summary, received_signal()
 
 
-def _rounds(run: ActiveRun, call: Calls, received_signal: Callable[[], int]) -> bool:
-    """All rounds that are left; whether a signal interrupted them."""
+def _train_rounds(run: ActiveRun, call: CallbackList, received_signal: Callable[[], int]) -> bool:
+    """Train all remaining rounds; returns whether a signal interrupted them."""
     last = run.config.train.rounds
     run.start()
     while run.round < last and not run.stopping:
@@ -272,10 +288,10 @@ def _rounds(run: ActiveRun, call: Calls, received_signal: Callable[[], int]) -> 
     return False
 
 
-def _end(error: BaseException, run: ActiveRun, call: Calls) -> None:
-    """The end of a run that an error ended: the error is what counts, whatever else fails."""
+def _end_failed_run(error: BaseException, run: ActiveRun, call: CallbackList) -> None:
+    """Write the summary and call `on_end` after an error. That error is raised afterwards, whatever else fails here."""
     if isinstance(error, RunError):
-        # The disk may be full, but what was measured so far is on it; a summary is worth a try.
+        # The disk may be full; `finish` still tries to write a summary.
         summary = error.summary = run.finish("diverged" if isinstance(error, DivergedError) else "failed")
     elif isinstance(error, Stopped):
         summary = run.finish("interrupted")
@@ -289,9 +305,9 @@ def _end(error: BaseException, run: ActiveRun, call: Calls) -> None:
 
 @contextmanager
 def signals(at_once: bool = False) -> Iterator[Callable[[], int]]:
-    """Ctrl-C and SIGTERM, which schedulers send before they kill, let the round end and be saved; a second Ctrl-C ends
-    the program immediately. With `at_once` the first signal raises `Stopped` where the run is, and later ones are
-    ignored. Yields the number of the first signal received, 0 if there was none."""
+    """Handle Ctrl-C, and SIGTERM, which schedulers send before they kill: the round ends and is saved; a second Ctrl-C
+    ends the program immediately. With `at_once` the first signal raises `Stopped` in the middle of the step, and later
+    ones are ignored. Yields a function that returns the number of the first signal, 0 before there is one."""
     received: list[int] = []
 
     def handle(number: int, where: FrameType | None) -> None:
@@ -307,15 +323,15 @@ def signals(at_once: bool = False) -> Iterator[Callable[[], int]]:
     if threading.current_thread() is not threading.main_thread():
         yield first
         return
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    earlier = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield first
     finally:
-        for number, handler in before.items():
+        for number, handler in earlier.items():
             signal.signal(number, handler)
 
 
-Found = TypeVar("Found", bound=Any)
+RunOrStudy = TypeVar("RunOrStudy", bound=Any)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -324,28 +340,28 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, text: str, result: Any) -> None:
         super().__init__(text)
         self.result = result
-        """What would have been returned, so far."""
+        """The run or study so far, as the call would have returned it."""
 
 
-def or_leave(found: Found) -> Found:
-    """A run or study, for callers in Python; or what a signal asked for, now that all is saved: Ctrl-C raises
-    `Interrupted`, SIGTERM ends the program with 143."""
-    if found.stopped == signal.SIGINT:
-        kept = found.directory is not None and found.interrupted
-        how = f"; resume with {resume_call(found.directory, found.settings)}" if kept else ""
-        raise Interrupted(f"interrupted{how}", found)
-    if found.stopped:
-        raise SystemExit(128 + found.stopped)
-    return found
+def raise_if_stopped(result: RunOrStudy) -> RunOrStudy:
+    """Return a run or study to a caller in Python, unless a signal stopped it: now that all is saved, Ctrl-C raises
+    `Interrupted`, and SIGTERM ends the program with 143."""
+    if result.stopped == signal.SIGINT:
+        can_resume = result.directory is not None and result.interrupted
+        remedy = f"; resume with {resume_call(result.directory, result.settings)}" if can_resume else ""
+        raise Interrupted(f"interrupted{remedy}", result)
+    if result.stopped:
+        raise SystemExit(128 + result.stopped)
+    return result
 
 
 def facts_of(federation: Any) -> dict[str, Any]:
-    """What a summary says of data and model."""
+    """What a summary says about data and model."""
     data = federation.data
-    named = {"classes": data.names, "client_names": data.client_names}
+    name_lists = {"classes": data.names, "client_names": data.client_names}
     return {
         "clients": data.clients,
-        **{key: list(names) for key, names in named.items() if names},
+        **{key: list(names) for key, names in name_lists.items() if names},
         "partition": data.scheme,
         **({"tokens": data.tokens} if data.tokens else {}),
         **({"metric": federation.criterion.score} if federation.criterion.score else {}),
@@ -357,7 +373,8 @@ def facts_of(federation: Any) -> dict[str, Any]:
 def load_into(
     federation: Any, checkpoint: Mapping[str, Any], config: Config, stored: RunDirectory, same_data: bool = True
 ) -> None:
-    """Load a checkpoint; one that was made with other settings or data would train on as if nothing had happened."""
+    """Load a checkpoint into a federation. Refuse one that was made with other settings or data: the run would go on as
+    if nothing had happened."""
     now = fixed_settings(config)
     stored_settings = checkpoint["settings"]
     changed = [
@@ -383,14 +400,14 @@ def load_into(
 
 
 def fixed_settings(config: Config) -> dict[str, Any]:
-    """What cannot change once a run has begun: all but its length (unless its learning rates depend on that), where the
-    data are and how it is executed."""
-    left_out = ("data.dir", *(("train.rounds",) if config.train.schedule != "cosine" else ()))
-    kept = {key: own for key, own in config.flat().items() if not key.startswith("run.") and key not in left_out}
-    return kept | {"data.dataset": kind_of(config.data.dataset) or config.data.dataset}
+    """The settings that cannot change once a run has begun: all but the number of rounds (unless the learning rates
+    depend on it), the folder of the data, and [run]."""
+    free = ("data.dir", *(("train.rounds",) if config.train.schedule != "cosine" else ()))
+    fixed = {key: value for key, value in config.flat().items() if not key.startswith("run.") and key not in free}
+    return fixed | {"data.dataset": kind_of(config.data.dataset) or config.data.dataset}
 
 
 def fingerprint(config: Config, data: FederatedData) -> str | None:
-    """Of data given in Python or by path; data sets by name are identified by their settings."""
-    own = config.data.dataset == CUSTOM or kind_of(config.data.dataset)
-    return data.fingerprint() if own else None
+    """Fingerprint of data given in Python or by path. Named data sets need none: their settings identify them."""
+    is_own = config.data.dataset == CUSTOM or kind_of(config.data.dataset)
+    return data.fingerprint() if is_own else None

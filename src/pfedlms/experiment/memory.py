@@ -25,8 +25,8 @@ from pfedlms.models import CohortModel
 from pfedlms.step import kept_numbers
 from pfedlms.train_settings import TrainSettings
 
-_SHARE = 0.6  # of the free memory; the rest is for evaluation, messages and what allocators waste
-_COPIES = 8  # of the parameters of a client at work
+_USABLE_SHARE = 0.6  # of the free memory; the rest is for evaluation, messages and what allocators waste
+_PARAMETER_COPIES = 8  # of the parameters of a client at work
 
 
 def free_memory(device: torch.device) -> int | None:
@@ -64,7 +64,7 @@ def working_bytes(model: CohortModel, data: FederatedData, batch_size: int) -> i
             hooks.enter_context(module.register_forward_hook(count))
         model.module.eval()(sample)
     # Two samples were run, and activations are held twice.
-    return _COPIES * 4 * model.layout.dim + batch_size * sum(outputs)
+    return _PARAMETER_COPIES * 4 * model.layout.dim + batch_size * sum(outputs)
 
 
 def fitting_cohort(model: CohortModel, data: FederatedData, batch_size: int, participants: int | None = None) -> int:
@@ -74,7 +74,7 @@ def fitting_cohort(model: CohortModel, data: FederatedData, batch_size: int, par
     participants, free = participants or data.clients, free_memory(model.device)
     if free is None:
         return participants
-    fitting = max(1, int(_SHARE * free) // working_bytes(model, data, batch_size))
+    fitting = max(1, int(_USABLE_SHARE * free) // working_bytes(model, data, batch_size))
     cohorts = -(-participants // fitting)
     return -(-participants // cohorts)
 
@@ -92,4 +92,4 @@ def needed_bytes(federation: Federation, train: TrainSettings) -> tuple[int, int
 def all_clients_fit(federation: Federation, train: TrainSettings) -> bool:
     """Whether what all clients keep fits on the device beside the work."""
     free = free_memory(federation.model.device)
-    return free is None or sum(needed_bytes(federation, train)) <= int(_SHARE * free)
+    return free is None or sum(needed_bytes(federation, train)) <= int(_USABLE_SHARE * free)

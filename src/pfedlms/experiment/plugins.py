@@ -15,7 +15,7 @@ from pfedlms.errors import UsageError, reason
 from pfedlms.methods import METHODS, Method, register
 from pfedlms.models.zoo import MODELS, Entry
 
-IMPORTED: list[str] = []
+IMPORTED_MODULES: list[str] = []
 """Modules that were imported by name; worker processes of a study import them, too."""
 
 
@@ -34,12 +34,12 @@ def import_modules(names: Iterable[str]) -> None:
             else:
                 wrong = f"is there, but fails when it is imported ({reason(error)})"
             raise UsageError(f"--import: {name!r} {wrong}") from error
-        if name not in IMPORTED:
-            IMPORTED.append(name)
+        if name not in IMPORTED_MODULES:
+            IMPORTED_MODULES.append(name)
 
 
 @cache
-def installed(group: str, path: tuple[str, ...]) -> tuple[Any, ...]:
+def installed_entry_points(group: str, path: tuple[str, ...]) -> tuple[Any, ...]:
     """The entry points of a group on an import path: reading them takes 20 ms, and every configuration asks."""
     return tuple(entry_points(group=group))
 
@@ -49,8 +49,8 @@ def find_method(name: Any) -> type[Method] | None:
     if not isinstance(name, str):
         return None
     if name not in METHODS:
-        for point in (each for each in installed("pfedlms.methods", tuple(sys.path)) if each.name == name):
-            found = _loaded(point)
+        for point in (each for each in installed_entry_points("pfedlms.methods", tuple(sys.path)) if each.name == name):
+            found = _load(point)
             if not (_is_method(found) and found.name == name):
                 raise UsageError(f"method.name: {point.value} gave {found!r}, expected a Method whose name is {name!r}")
             register(found)
@@ -64,22 +64,22 @@ def _is_method(value: Any) -> bool:
 def load_plugins(methods: bool = True) -> None:
     """Models of installed packages, functions of (shape, classes, hidden) that return a module, are added to the zoo;
     all methods, too, where they are to be listed."""
-    for point in installed("pfedlms.methods", tuple(sys.path)) if methods else ():
+    for point in installed_entry_points("pfedlms.methods", tuple(sys.path)) if methods else ():
         find_method(point.name)
-    for point in installed("pfedlms.models", tuple(sys.path)):
+    for point in installed_entry_points("pfedlms.models", tuple(sys.path)):
         if point.name not in MODELS:
-            built = _loaded(point)
+            built = _load(point)
             MODELS[point.name] = built if isinstance(built, Entry) else Entry(f"of {point.value}", built)
 
 
-def _loaded(point: Any) -> Any:
+def _load(point: Any) -> Any:
     try:
         return point.load()
     except Exception as error:  # somebody else's package
         raise UsageError(f"{point.group}: {point.name} = {point.value} cannot be loaded ({reason(error)})") from error
 
 
-def resolve(text: str) -> Any:
+def find_object(text: str) -> Any:
     """The object that `module:name` means."""
     module, colon, name = text.partition(":")
     import_modules([module])

@@ -12,11 +12,11 @@ from pfedlms.train_settings import Schedule
 if TYPE_CHECKING:
     from pfedlms.experiment.config import Config
 
-_PARTITIONED_BY = {"data.alpha": ("dirichlet", "quantity"), "data.classes_per_client": ("classes",)}
+_KEYS_OF_PARTITIONS = {"data.alpha": ("dirichlet", "quantity"), "data.classes_per_client": ("classes",)}
 """Settings that only some partitions use."""
-_OF_PATHS = {"label_column": "file", "owner_column": "file", "text_column": "file", "image_size": "folder"}
+_KEYS_OF_PATHS = {"label_column": "file", "owner_column": "file", "text_column": "file", "image_size": "folder"}
 """Settings of data sets given by path, and of which kind."""
-NOTHING = 0.01
+NEGLIGIBLE_STEP = 0.01
 """Local steps with less than this share of η hardly change a model."""
 
 
@@ -43,17 +43,17 @@ def contradictions(tables: Mapping[str, Any]) -> list[str]:
         )
     kind = kind_of(data["dataset"]) if isinstance(data["dataset"], str) else None
     what = "given in Python" if data["dataset"] == "custom" else repr(data["dataset"])
-    for key, of in _OF_PATHS.items():
+    for key, of in _KEYS_OF_PATHS.items():
         if data[key] and kind != of:
             found.append(f"data.{key}: got {data[key]!r}, which is for {of}:PATH, but data are {what}; leave it out")
     return found + [
         f"data.{key}: got {data[key]!r}, expected a number per channel, as in 0.49, 0.48, 0.45"
         for key in ("mean", "std")
-        if isinstance(data[key], str) and data[key] and constants(data[key]) is None
+        if isinstance(data[key], str) and data[key] and parse_constants(data[key]) is None
     ]
 
 
-def constants(text: str) -> tuple[float, ...] | None:
+def parse_constants(text: str) -> tuple[float, ...] | None:
     """The numbers that `data.mean` or `data.std` has; None where it is no list of numbers."""
     try:
         return tuple(float(part) for part in text.split(","))
@@ -61,7 +61,7 @@ def constants(text: str) -> tuple[float, ...] | None:
         return None
 
 
-def warn(texts: Iterable[str]) -> None:
+def warn_once(texts: Iterable[str]) -> None:
     """Each of them once."""
     for text in dict.fromkeys(texts):
         warnings.warn(text, stacklevel=3)
@@ -87,7 +87,7 @@ def ineffective_settings(config: Config) -> Iterator[str]:
         shape = Schedule(train.schedule, train.warmup, train.rounds, train.decay, train.decay_every, train.floor)
         ends = shape.factor(train.rounds)
         remedy = "train.floor = 0.1" if train.schedule == "cosine" else "a larger train.decay or train.decay_every"
-        if ends < NOTHING:
+        if ends < NEGLIGIBLE_STEP:
             yield (
                 f"train.schedule: {train.schedule} ends at {ends:.1g} of the learning rate, where the last local steps "
                 f"do nothing and clients keep the model they share; set {remedy}"
@@ -97,7 +97,7 @@ def ineffective_settings(config: Config) -> Iterator[str]:
 def ineffective_data_settings(config: Config, scheme: str, text: bool) -> Iterator[str]:
     """Likewise of settings of the partition, where samples are partitioned by `scheme`; and of settings of text, where
     the data are none."""
-    for key, schemes in _PARTITIONED_BY.items():
+    for key, schemes in _KEYS_OF_PARTITIONS.items():
         if key in config.given and scheme not in schemes:
             value = getattr(config.data, key.partition(".")[2])
             how = "as the data say whose each sample is" if scheme == "given" else f"data.partition = {scheme}"
