@@ -1,4 +1,4 @@
-"""data show, download: how data are partitioned, and the files data sets are read from."""
+"""data show, data download: how data are partitioned, and the files of data sets."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _download(options: argparse.Namespace) -> None:
 
 
 class _Bar:
-    """A progress bar as pooch takes one; it is shown on a terminal only."""
+    """A progress bar with the methods that pooch calls; it is shown on a terminal only."""
 
     total = 0
 

@@ -33,13 +33,13 @@ def deploy(options: argparse.Namespace) -> int:
 def _init(options: argparse.Namespace) -> int:
     from pfedlms.flower.folder import write_folder
 
-    chosen = {
+    arguments = {
         "method": vars(options)["method.name"],
         "dataset": vars(options)["data.dataset"],
         "server": options.server,
     }
-    given = {name: value for name, value in chosen.items() if value is not None}
-    files = write_folder(options.directory, options.nodes, port=options.port, link_port=options.link_port, **given)
+    arguments = {name: value for name, value in arguments.items() if value is not None}
+    files = write_folder(options.directory, options.nodes, port=options.port, link_port=options.link_port, **arguments)
     print_output(options, {"directory": str(options.directory), "files": list(map(str, files))}, table_of, [])
     print_message(f"{len(files)} files; next steps: {options.directory / 'README.md'}")
     return 0
@@ -48,10 +48,10 @@ def _init(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> int:
     from pfedlms.flower.check import check
 
-    found = check(options.directory, options.server)
-    rows = [{"": "✗" if each.wrong else "✓", "what": each.what, "found": each.said} for each in found]
-    print_output(options, [asdict(each) for each in found], table_of, rows)
-    return int(any(each.wrong for each in found))
+    results = check(options.directory, options.server)
+    rows = [{"": "✗" if result.wrong else "✓", "what": result.what, "found": result.said} for result in results]
+    print_output(options, [asdict(result) for result in results], table_of, rows)
+    return int(any(result.wrong for result in results))
 
 
 def _approve(options: argparse.Namespace) -> int:

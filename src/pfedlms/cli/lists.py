@@ -32,9 +32,9 @@ def bits(options: argparse.Namespace) -> None:
     from pfedlms.experiment.cost import bits_table
     from pfedlms.report import plans
 
-    chosen = overrides(options)
-    rows = bits_table(chosen, options.classes)
-    print_output(options, rows[0] if "name" in chosen.get("method", {}) else rows, plans.bits, rows)
+    tables = overrides(options)
+    rows = bits_table(tables, options.classes)
+    print_output(options, rows[0] if "name" in tables.get("method", {}) else rows, plans.bits, rows)
 
 
 def add_listing(sub: argparse.ArgumentParser) -> None:
@@ -69,7 +69,7 @@ def methods(options: argparse.Namespace) -> int:
 
 
 def list_methods() -> Rows:
-    """Name, what is kept, bits per parameter for the paper's MNIST model, and the paper."""
+    """Name, kind of models, bits per parameter for the paper's MNIST model, and the paper."""
     from pfedlms.experiment.cost import bits_table
     from pfedlms.experiment.plugins import load_plugins
     from pfedlms.methods import METHODS
@@ -91,7 +91,7 @@ def list_methods() -> Rows:
 def datasets() -> Rows:
     from pfedlms.data.sources import DATASETS, PATHS
 
-    own = {"classes": "–", "shape": "–", "needs --data-dir": "no"}
+    unknown = {"classes": "–", "shape": "–", "needs --data-dir": "no"}
     named = [
         {
             "name": name,
@@ -102,7 +102,7 @@ def datasets() -> Rows:
         }
         for name, source in DATASETS.items()
     ]
-    return [*named, *({"name": f"{kind}:PATH", **own, "what": what} for kind, what in PATHS.items())]
+    return [*named, *({"name": f"{kind}:PATH", **unknown, "what": what} for kind, what in PATHS.items())]
 
 
 def models() -> Rows:
@@ -123,16 +123,16 @@ def models() -> Rows:
 
 
 def settings() -> Rows:
-    """Every key; methods may share a name with another default and meaning, so each row says whose it is."""
+    """Every key, once for each method that has it: methods may have the same key with another default and meaning."""
     from pfedlms.experiment.config import setting_classes
     from pfedlms.methods import METHODS
     from pfedlms.settings import CUSTOM
 
     rows = []
     for section, name, cls in setting_classes(METHODS):
-        for each in fields(cls):
-            about, choices = each.metadata["help"], each.metadata["choices"] or list
+        for key in fields(cls):
+            about, choices = key.metadata["help"], key.metadata["choices"] or list
             values = ", ".join(value for value in choices() if value != CUSTOM)
             meaning = f"{about} ({values})" if values else about
-            rows.append({"setting": f"{section}.{each.name}", "for": name, "default": each.default, "meaning": meaning})
+            rows.append({"setting": f"{section}.{key.name}", "for": name, "default": key.default, "meaning": meaning})
     return rows

@@ -1,4 +1,4 @@
-"""show, export, report: from folders of runs, without training."""
+"""show, export, report: commands that read folders of runs and train nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pfedlms.errors import PfedlmsError, RunDirectoryError, UsageError
 from pfedlms.report.runs import RunLike, Section, by_problem
 
 _DEPTH = 4
-"""Folders in folders that are searched for runs."""
+"""How many levels of folders are searched for runs."""
 
 
 def add_show(sub: argparse.ArgumentParser) -> None:
@@ -58,38 +58,37 @@ def show(options: argparse.Namespace) -> int:
     out = options.directory
     if options.clients:
         refuse_study(out, "show --clients of")
-    found = load(out, data_dir=options.data_dir)
-    rows = per_client(found) if isinstance(found, Run) and options.clients else []
-    print_results(options, found, **({"per_client": rows} if rows else {}))
+    result = load(out, data_dir=options.data_dir)
+    rows = per_client(result) if isinstance(result, Run) and options.clients else []
+    print_results(options, result, **({"per_client": rows} if rows else {}))
     if rows and not options.json:
         print_table(table_of(rows))
-    if found.interrupted:
+    if result.interrupted:
         on_nodes = RunDirectory(out).on_nodes
-        if isinstance(found, Run):
-            so_far = f"after {found.summary['rounds']} rounds; not finished"
+        if isinstance(result, Run):
+            so_far = f"after {result.summary['rounds']} rounds; not finished"
         else:
-            so_far = f"{len(found.runs)} run{'s are' if len(found.runs) != 1 else ' is'} shown; not all are finished"
-        resume = (
-            f"To continue: {RESTART_SERVER}" if on_nodes else f"Resume with: {resume_instruction(out, found.settings)}"
-        )
-        print_message(f"{so_far}. {resume}")
+            so_far = f"{len(result.runs)} run{'s are' if len(result.runs) != 1 else ' is'} shown; not all are finished"
+        resume = f"Resume with: {resume_instruction(out, result.settings)}"
+        print_message(f"{so_far}. {f'To continue: {RESTART_SERVER}' if on_nodes else resume}")
     return 0
 
 
 def export(options: argparse.Namespace) -> None:
     from pfedlms.experiment.api import export
 
-    one = options.client is not None or options.shared
-    if not one and options.all is None:
+    is_single = options.client is not None or options.shared
+    if not is_single and options.all is None:
         raise UsageError("export: say which model: --client K or --global, with -o FILE, or --all FOLDER")
-    if one and options.output is None:
+    if is_single and options.output is None:
         raise UsageError("export: say where to write with -o FILE, for example -o model.pt")
-    if not one and options.output is not None:
+    if not is_single and options.output is not None:
         raise UsageError(f"export: got --all and -o, expected one of them; --all FOLDER says where: {options.all}")
-    target = options.output if one else options.all
+    target = options.output if is_single else options.all
     which = {"client": options.client, "shared": options.shared, "best": options.best}
     export(options.directory, target, **which, data_dir=options.data_dir)
-    what = "shared model" if options.shared else f"model of client {options.client}" if one else "models of all clients"
+    what = f"model of client {options.client}" if is_single else "models of all clients"
+    what = "shared model" if options.shared else what
     print_message(f"{what}: {target}")
 
 
@@ -104,21 +103,21 @@ def report(options: argparse.Namespace) -> None:
 
 
 def sections_of(directories: Iterable[str | Path]) -> tuple[list[Section], list[str]]:
-    """The studies in these folders and the single runs, by problem; and what was left out, with the reason. What cannot
-    be read is left out, with a warning, as long as anything can."""
+    """The studies in these folders, and the single runs grouped by problem; then the runs that were left out, with the
+    reason. A run that cannot be read is left out with a warning; an error is raised only if none can be read."""
     from pfedlms.experiment.store import is_study
     from pfedlms.experiment.studies import read_manifest
 
     folders: dict[Path, Path] = {}
-    for each in directories:
-        for folder in _find_folders(Path(each)):
+    for directory in directories:
+        for folder in _find_folders(Path(directory)):
             folders.setdefault(folder.resolve(), folder)
     sections: list[Section] = []
-    alone: list[RunLike] = []
+    single_runs: list[RunLike] = []
     left_out: list[str] = []
     for folder in folders.values():
         if not is_study(folder):
-            alone += _read(folder, "", left_out)
+            single_runs += _read(folder, "", left_out)
             continue
         manifest = read_manifest(folder)
         names, axes = manifest["names"], manifest["axes"]
@@ -126,7 +125,7 @@ def sections_of(directories: Iterable[str | Path]) -> tuple[list[Section], list[
         if runs:
             kind = "Sweep" if axes else "Comparison"
             sections.append(Section(folder.resolve().name, runs, kind, axes, manifest["by"]))
-    sections += by_problem(alone)
+    sections += by_problem(single_runs)
     for reason in left_out:
         warnings.warn(f"left out of the page: {reason}", stacklevel=2)
     if not sections:
@@ -138,7 +137,7 @@ def sections_of(directories: Iterable[str | Path]) -> tuple[list[Section], list[
 
 
 def _find_folders(directory: Path, depth: int = _DEPTH) -> Iterator[Path]:
-    """The folders of runs and studies in `directory`, itself or below; not those of a study's runs."""
+    """The folders of studies and of single runs in `directory`: itself or below."""
     from pfedlms.experiment.store import is_study
 
     if is_study(directory) or (directory / "config.toml").is_file():
@@ -146,13 +145,14 @@ def _find_folders(directory: Path, depth: int = _DEPTH) -> Iterator[Path]:
     elif not directory.is_dir():
         raise RunDirectoryError(f"{directory}: there is no such folder; expected one of a run, comparison or sweep")
     elif depth:
-        for each in sorted(directory.iterdir()):
-            if each.is_dir() and not each.name.startswith("."):
-                yield from _find_folders(each, depth - 1)
+        for child in sorted(directory.iterdir()):
+            if child.is_dir() and not child.name.startswith("."):
+                yield from _find_folders(child, depth - 1)
 
 
 def _read(directory: Path, label: str, left_out: list[str]) -> list[RunLike]:
-    """The run there, unless it cannot be read or has no evaluation yet."""
+    """A list with the run in `directory`; an empty one, and the reason in `left_out`, if it cannot be read or has no
+    evaluation yet."""
     from pfedlms.experiment.runs import load_run
 
     if not directory.exists():

@@ -1,10 +1,11 @@
-"""run, compare, sweep, resume, reproduce: what trains."""
+"""run, compare, sweep, resume, reproduce: the commands that train."""
 
 from __future__ import annotations
 
 import argparse
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from pfedlms.cli.options import (
     add_options,
     add_study,
     assignments,
-    best_round_text,
     out_directory,
     overrides,
     print_message,
@@ -38,10 +38,8 @@ def add_run(sub: argparse.ArgumentParser) -> None:
 def add_compare(sub: argparse.ArgumentParser) -> None:
     """Train several methods with several seeds and print one table."""
     add_options(sub, "config", "--import")
-    help, default = (
-        "methods by name, with settings of their own as pfedlms:thresholds=1:ratio=0.2",
-        ",".join(DEFAULT_METHODS),
-    )
+    default = ",".join(DEFAULT_METHODS)
+    help = "methods by name, with settings of their own as pfedlms:thresholds=1:ratio=0.2"
     sub.add_argument("--methods", metavar="A,B,C", default=default, help=f"{help} (default: {default})")
     add_study(sub, seeds=3)
 
@@ -78,17 +76,19 @@ def run(options: argparse.Namespace) -> int:
         return 0
     out = out_directory(options, config.run.out, f"{config.data.title}-{config.method}")
     with screen(not options.quiet) as callbacks:
-        done = start_run(config.with_run(out=str(out)), callbacks=callbacks, profile=options.profile)
+        result = start_run(config.with_run(out=str(out)), callbacks=callbacks, profile=options.profile)
     if options.profile:
-        # On standard error, so that it goes with --json too.
-        print_table(plans.profile(done.summary.get("stages", {}), max(1, done.summary["rounds"])), Console(stderr=True))
-    return _report(options, done)
+        profile = plans.profile(result.summary.get("stages", {}), max(1, result.summary["rounds"]))
+        print_table(profile, Console(stderr=True))  # standard output may have JSON
+    return _report(options, result)
 
 
 def compare(options: argparse.Namespace) -> int:
     from pfedlms.experiment.grids import plan_grid
 
-    return _study(options, plan_grid(options.config, overrides(options), options.methods, {}, options.seeds), "compare")
+    return _train_study(
+        options, plan_grid(options.config, overrides(options), options.methods, {}, options.seeds), "compare"
+    )
 
 
 def sweep(options: argparse.Namespace) -> int:
@@ -98,79 +98,89 @@ def sweep(options: argparse.Namespace) -> int:
     method = vars(options)["method.name"] or method_in(options.config)
     single, axes = split_values(assignments(options), method)
     check_has_axes(axes)
-    made = plan_grid(options.config, parse_overrides(single), [method], axes, options.seeds, options.by)
-    return _study(options, made, f"{method}-sweep")
+    study = plan_grid(options.config, parse_overrides(single), [method], axes, options.seeds, options.by)
+    return _train_study(options, study, f"{method}-sweep")
 
 
-def _study(options: argparse.Namespace, made: Any, label: str) -> int:
+def _train_study(options: argparse.Namespace, study: Any, label: str) -> int:
     from pfedlms.report.charts import check_file
 
-    first = made.planned[0].config
+    first = study.planned[0].config
     out = out_directory(options, first.run.out, f"{first.data.title}-{label}")
     if options.plot:
         check_file(options.plot)
     with screen(not options.quiet) as callbacks:
-        done = made.start(out, callbacks, options.workers)
-    code = _report(options, done)
-    if options.plot and not done.interrupted:
-        done.plot(options.plot)
+        result = study.start(out, callbacks, options.workers)
+    code = _report(options, result)
+    if options.plot and not result.interrupted:
+        result.plot(options.plot)
     return code
 
 
 def resume(options: argparse.Namespace) -> int:
     from pfedlms.experiment.api import Study, load
 
-    found = load(options.directory, data_dir=options.data_dir)
-    workers = (options.workers,) if isinstance(found, Study) else ()
+    stored = load(options.directory, data_dir=options.data_dir)
+    workers = (options.workers,) if isinstance(stored, Study) else ()
     with screen(not options.quiet) as callbacks:
-        return _report(options, found.train(callbacks, *workers))
+        return _report(options, stored.train(callbacks, *workers))
 
 
-def print_results(options: argparse.Namespace, found: Any, **more: Any) -> None:
-    """The table of a study, or of a run with its best round; or the document for machines."""
+def print_results(options: argparse.Namespace, result: Any, **fields: Any) -> None:
+    """Print the table of a study, or of a run with its best round; with --json the document, with additional
+    `fields`."""
     from pfedlms.experiment.api import Study
     from pfedlms.report.results import comparison
 
-    if isinstance(found, Study):
-        best = found.best() if found.axes else None
-        shown = best and {key: value for key, value in best.items() if key != "runs"}
-        swept = {"axes": found.axes, "by": found.by, "best": shown} if found.axes else {}
-        document = {"directory": str(found.directory), **swept, "runs": found.summaries}
-        print_output(options, document, lambda _: found.as_table(), found.runs)
+    if isinstance(result, Study):
+        best = result.best() if result.axes else None
+        best_cell = best and {key: value for key, value in best.items() if key != "runs"}
+        sweep = {"axes": result.axes, "by": result.by, "best": best_cell} if result.axes else {}
+        document = {"directory": str(result.directory), **sweep, "runs": result.summaries}
+        print_output(options, document, lambda _: result.as_table(), result.runs)
         return
-    rows = [found] if found.summary["accuracy"]["max"] is not None else []
-    print_output(options, {**found.summary, "directory": str(found.directory), **more}, comparison, rows)
-    if found.summary.get("best") and not getattr(options, "quiet", False):
-        print_message(best_round_text(found.summary))
+    rows = [result] if result.summary["accuracy"]["max"] is not None else []
+    print_output(options, {**result.summary, "directory": str(result.directory), **fields}, comparison, rows)
+    if result.summary.get("best") and not getattr(options, "quiet", False):
+        print_message(_best_round_text(result.summary))
 
 
-def _report(options: argparse.Namespace, found: Any) -> int:
-    """Show a run or study, name its folder and how to resume it; the exit code: 128 + the signal that interrupted."""
+def _best_round_text(summary: Mapping[str, Any]) -> str:
+    """A sentence about the best round by V-acc of a run that has one, and about early stopping."""
+    best = summary["best"]
+    has_models = "stopped_early" in summary and "transport" not in summary  # nodes keep their latest model only
+    where = "; its models: pfedlms export --best" if has_models else ""
+    early = f"stopped early after {summary['rounds']} rounds: " if summary.get("stopped_early") else ""
+    return f"{early}V-acc was highest in round {best['round']}, {score_text(best['v_acc'], summary)}{where}"
+
+
+def _report(options: argparse.Namespace, result: Any) -> int:
+    """Print a run or study, its folder and how to resume it. Returns the exit code: 128 + the signal that interrupted
+    it, 1 if a run failed, else 0."""
     from pfedlms.experiment.api import Study
     from pfedlms.experiment.problem import resume_instruction
 
-    print_results(options, found)
-    study = found if isinstance(found, Study) else None
-    finished = sum(run.summary["status"] == "finished" for run in study.runs) if study else 0
-    if found.interrupted:
-        so_far = (
-            f"with {finished} run{'s' * (finished != 1)} finished"
-            if study
-            else f"after {found.summary['rounds']} rounds"
-        )
-        resume = resume_instruction(found.directory, found.settings)
+    print_results(options, result)
+    study = result if isinstance(result, Study) else None
+    if result.interrupted:
+        if study:
+            finished = sum(run.summary["status"] == "finished" for run in study.runs)
+            so_far = f"with {finished} run{'s' * (finished != 1)} finished"
+        else:
+            so_far = f"after {result.summary['rounds']} rounds"
+        resume = resume_instruction(result.directory, result.settings)
         print_message(f"interrupted {so_far}; all of it is saved. Resume with: {resume}")
     else:
         if study and study.axes and (best := study.best()):
             print_message(f"best by {study.by}: {best['name']} ({score_text(best['score'], best['runs'][0])})")
-        print_message(f"results: {found.directory}")
+        print_message(f"results: {result.directory}")
     if study and study.broken:
         print_message("error: not all runs finished; the warnings above say why and what to change")
-    return 128 + (found.stopped or signal.SIGINT) if found.interrupted else int(bool(study and study.broken))
+    return 128 + (result.stopped or signal.SIGINT) if result.interrupted else int(bool(study and study.broken))
 
 
 def reproduce(options: argparse.Namespace) -> int:
-    """`python -m papers.pfedlms`, where a clone of the repository has it."""
+    """Run `python -m papers.pfedlms`, if this is a clone of the repository."""
     clone = Path(__file__).parents[3]
     if (clone / "papers" / "pfedlms").is_dir() and str(clone) not in sys.path:
         sys.path.append(str(clone))

@@ -1,7 +1,7 @@
-"""The one schema of settings: one dataclass per section, every key documented where it is defined.
+"""All settings but those of methods: one dataclass per section, every key documented where it is defined.
 
-The command line, TOML files, keywords in Python and Flower's run config are derived from it. Lists of choices are
-looked up when they are needed, so that `pfedlms --help` need not wait for PyTorch.
+The command line, TOML files, keywords in Python and Flower's run config are derived from them. Choices are looked up
+when they are needed, so that `pfedlms --help` does not wait for PyTorch.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ OTHER_NAMES = {
     "run.out": "output output_dir save",
     "run.evaluate_every": "eval_every",
 }
-"""What other tools call a setting."""
+"""Settings with the names that other tools have for them."""
 
 
 def _names_of(what: str) -> Callable[[], list[str]]:
-    """Names that the rooms below know, looked up when they are asked for."""
+    """A function that looks up the names of data sets, partitions, models or kinds of tokens."""
 
     def names() -> list[str]:
         from pfedlms.data.partition import SCHEMES
@@ -53,8 +53,9 @@ def _names_of(what: str) -> Callable[[], list[str]]:
         from pfedlms.models.zoo import MODELS
 
         load_plugins(methods=False)
-        known = {"tokens": KINDS, "partitions": ["auto", *SCHEMES], "models": [*MODELS, CUSTOM]}
-        return list(known[what] if what in known else [*DATASETS, *(f"{kind}:PATH" for kind in PATHS), CUSTOM])
+        datasets = [*DATASETS, *(f"{kind}:PATH" for kind in PATHS), CUSTOM]
+        models = [*MODELS, CUSTOM]
+        return {"datasets": datasets, "tokens": [*KINDS], "partitions": ["auto", *SCHEMES], "models": models}[what]
 
     return names
 
@@ -219,19 +220,19 @@ OPTIONS = {
     "fast": ("run.fast", ""),
     "reference": ("run.reference", ""),
 }
-"""Settings that have an option of their own on the command line, by its name: what its help calls the value."""
+"""Options of the command line that stand for a setting: the setting, and the name of its value in the help."""
 
 
 def short_help(place: str) -> str:
-    """What a setting of `OPTIONS` means, in short."""
+    """The help of an option that stands for a setting: the first part of the setting's description."""
     section, _, key = place.partition(".")
     if section == "method":
         return "method by name (pfedlms methods)"
-    declared: Field[Any] = next(each for each in fields(SECTIONS[section]) if each.name == key)
+    declared: Field[Any] = next(field for field in fields(SECTIONS[section]) if field.name == key)
     return str(declared.metadata["help"]).partition(";")[0]
 
 
 def place_by_other_name(name: str) -> str | None:
-    """The key, `section.key`, that other tools call `name`; None where none is known."""
+    """The setting, `section.key`, that other tools call `name`; None if there is none."""
     name = name.lower().replace("-", "_")
     return next((place for place, names in OTHER_NAMES.items() if name in names.split()), None)
