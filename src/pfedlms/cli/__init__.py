@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from pfedlms import __version__
 from pfedlms.cli import data, deploy, lists, stored, train
-from pfedlms.cli.options import check_config, print_message, translate_arguments
+from pfedlms.cli.options import check_config, say, translate_arguments
 from pfedlms.errors import DownloadError, PfedlmsError, did_you_mean
 from pfedlms.experiment.schema import OPTIONS, place_by_other_name
 
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with open(os.devnull, "w") as nothing, redirect_stdout(nothing), redirect_stderr(io.StringIO()) as errors:
         code = _main(arguments)
     if code == 2:
-        print_message(f"rank {rank}: {errors.getvalue().rstrip()}")
+        say(f"rank {rank}: {errors.getvalue().rstrip()}")
     return code
 
 
@@ -73,7 +73,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         parser.refuse(options.command, unknown[0])
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an old terminal shows "?" for "±" instead of a traceback
-    warnings.showwarning = lambda message, *rest, **more: print_message(translate_arguments(f"warning: {message}"))
+    warnings.showwarning = lambda message, *rest, **more: say(translate_arguments(f"warning: {message}"))
     try:
         check_config(getattr(options, "config", None))
         if getattr(options, "imports", None):
@@ -85,10 +85,10 @@ def _main(arguments: Sequence[str] | None) -> int:
         lines = translate_arguments(str(error)).splitlines()
         is_list = len(lines) > 1 and not isinstance(error, DownloadError)
         title = [f"{len(lines)} problems in the settings"] if is_list else []
-        print_message("error: " + "\n  ".join([*title, *lines]), style="red")
+        say("error: " + "\n  ".join([*title, *lines]), style="red")
         return error.exit_code
     except KeyboardInterrupt:
-        print_message("interrupted; a run directory has its latest checkpoint: pfedlms resume DIR")
+        say("interrupted; a run directory has its latest checkpoint: pfedlms resume DIR")
         return 130
     except BrokenPipeError:
         # The reader of our output is gone (for example `| head`); there is nobody left to tell.
@@ -96,7 +96,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         return 1
     except OSError as error:
         # A file of a run that cannot be written is a StorageError; this is about another path that the user gave.
-        print_message(f"error: {error.filename}: {error.strerror}")
+        say(f"error: {error.filename}: {error.strerror}")
         return 2
 
 

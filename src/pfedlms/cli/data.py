@@ -8,7 +8,7 @@ import json
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
-from pfedlms.cli.options import add_options, check_config, dispatch, overrides, print_message, print_output
+from pfedlms.cli.options import add_options, check_config, dispatch, overrides, print_output, say
 from pfedlms.errors import UsageError
 from pfedlms.report import figures
 from pfedlms.report.charts import check_file
@@ -52,7 +52,7 @@ def _download(options: argparse.Namespace) -> None:
         raise UsageError("data download: say which data set, for example: pfedlms data download mnist --data-dir DIR")
     folder, files = folder_of(name, vars(options)["data.dir"]), []
     for path in download(name, folder, options.force, _Bar()):
-        print_message(f"{path}: is there, with the published checksum")
+        say(f"{path}: is there, with the published checksum")
         files.append(str(path))
     if options.json:
         print(json.dumps({"dataset": name, "files": files}, indent=2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from pfedlms.cli.options import add_options, dispatch, print_message, print_output
+from pfedlms.cli.options import add_options, dispatch, print_output, say
 from pfedlms.report.tables import table_of
 
 
@@ -41,7 +41,7 @@ def _init(options: argparse.Namespace) -> int:
     arguments = {name: value for name, value in arguments.items() if value is not None}
     files = write_folder(options.directory, options.nodes, port=options.port, link_port=options.link_port, **arguments)
     print_output(options, {"directory": str(options.directory), "files": list(map(str, files))}, table_of, [])
-    print_message(f"{len(files)} files; next steps: {options.directory / 'README.md'}")
+    say(f"{len(files)} files; next steps: {options.directory / 'README.md'}")
     return 0
 
 
@@ -68,5 +68,5 @@ def _upgrade(options: argparse.Namespace) -> int:
     steps = upgrade(options.directory)
     print_output(options, {"steps": steps}, table_of, [])
     for step in steps:
-        print_message(step)
+        say(step)
     return 0

@@ -38,7 +38,7 @@ SHARED: dict[str, dict[str, Any]] = {
         "action": "append", "default": [], "metavar": "SECTION.KEY=VALUE",
         "help": "any setting (pfedlms settings); may be repeated",
     },
-    "--moved": {"metavar": "DIR", "help": "where the data set's files are now, if they were moved"},
+    "--data-dir": {"metavar": "DIR", "help": "where the data set's files are now, if they were moved"},
     "--plot": {"metavar": "FILE", "help": "draw the result; PNG, SVG or PDF (extra: report)"},
     "--workers": {
         "type": positive_int, "metavar": "N", "default": 1,
@@ -57,7 +57,7 @@ def add_options(sub: argparse.ArgumentParser, *names: str, **helps: str) -> None
         if name == "settings":
             add_options(sub, *(option for option in OPTIONS if option != "method"), "--out", "--set")
         elif name in SHARED:
-            sub.add_argument("--data-dir" if name == "--moved" else name, **SHARED[name])
+            sub.add_argument(name, **SHARED[name])
         else:
             place, metavar = OPTIONS[name]
             help = helps.get(name) or short_help(place).replace("%", "%%")
@@ -144,6 +144,6 @@ def print_table(table: Table, where: Console | None = None) -> None:
     Console(width=width, stderr=screen.stderr).print(shown, highlight=False)
 
 
-def print_message(text: str, style: str | None = None) -> None:
+def say(text: str, style: str | None = None) -> None:
     """Print a message on standard error."""
     Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True, style=style)

@@ -6,8 +6,9 @@ import argparse
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
-from pfedlms.cli.options import add_options, print_message, print_table
+from pfedlms.cli.options import add_options, print_table, say
 from pfedlms.cli.train import print_results
 from pfedlms.errors import PfedlmsError, RunDirectoryError, UsageError
 from pfedlms.report.runs import RunLike, Section, by_problem
@@ -20,7 +21,7 @@ def add_show(sub: argparse.ArgumentParser) -> None:
     """Print the results of a run, comparison or sweep; needs no data."""
     add_options(sub, "directory")
     sub.add_argument("--clients", action="store_true", help="a table of the clients of a run: samples and P-acc")
-    add_options(sub, "--moved", "--import", "--json")
+    add_options(sub, "--data-dir", "--import", "--json")
 
 
 def add_export(sub: argparse.ArgumentParser) -> None:
@@ -32,7 +33,7 @@ def add_export(sub: argparse.ArgumentParser) -> None:
     which.add_argument("--all", type=Path, metavar="FOLDER", help="every client's, as FOLDER/client-0.pt, …")
     sub.add_argument("--best", action="store_true", help="after the round with the highest V-acc (train.patience)")
     sub.add_argument("-o", "--output", type=Path, metavar="FILE", help="where to write: model.pt or model.onnx")
-    add_options(sub, "--moved", "--import")
+    add_options(sub, "--data-dir", "--import")
 
 
 def add_report(sub: argparse.ArgumentParser) -> None:
@@ -70,7 +71,7 @@ def show(options: argparse.Namespace) -> int:
         else:
             so_far = f"{len(result.runs)} run{'s are' if len(result.runs) != 1 else ' is'} shown; not all are finished"
         resume = f"Resume with: {resume_instruction(out, result.settings)}"
-        print_message(f"{so_far}. {f'To continue: {RESTART_SERVER}' if on_nodes else resume}")
+        say(f"{so_far}. {f'To continue: {RESTART_SERVER}' if on_nodes else resume}")
     return 0
 
 
@@ -89,7 +90,7 @@ def export(options: argparse.Namespace) -> None:
     export(options.directory, target, **which, data_dir=options.data_dir)
     what = f"model of client {options.client}" if is_single else "models of all clients"
     what = "shared model" if options.shared else what
-    print_message(f"{what}: {target}")
+    say(f"{what}: {target}")
 
 
 def report(options: argparse.Namespace) -> None:
@@ -97,16 +98,14 @@ def report(options: argparse.Namespace) -> None:
 
     sections, left_out = sections_of(options.directories)
     written = write_page(sections, options.output, options.figures, left_out)
-    print_message(
-        f"report: {written[0]}" + (f"; {len(written) - 1} files in {options.figures}" if options.figures else "")
-    )
+    say(f"report: {written[0]}" + (f"; {len(written) - 1} files in {options.figures}" if options.figures else ""))
 
 
 def sections_of(directories: Iterable[str | Path]) -> tuple[list[Section], list[str]]:
     """The studies in these folders, and the single runs grouped by problem; then the runs that were left out, with the
     reason. A run that cannot be read is left out with a warning; an error is raised only if none can be read."""
     from pfedlms.experiment.store import is_study
-    from pfedlms.experiment.studies import read_manifest
+    from pfedlms.experiment.studies import Study, read_manifest
 
     folders: dict[Path, Path] = {}
     for directory in directories:
@@ -120,11 +119,10 @@ def sections_of(directories: Iterable[str | Path]) -> tuple[list[Section], list[
             single_runs += _read(folder, "", left_out)
             continue
         manifest = read_manifest(folder)
-        names, axes = manifest["names"], manifest["axes"]
+        names = manifest["names"]
         runs = [run for name in manifest["runs"] for run in _read(folder / name, names.get(name, ""), left_out)]
         if runs:
-            kind = "Sweep" if axes else "Comparison"
-            sections.append(Section(folder.resolve().name, runs, kind, axes, manifest["by"]))
+            sections.append(Study(runs, folder.resolve(), manifest["axes"], manifest["by"], runs).section())
     sections += by_problem(single_runs)
     for reason in left_out:
         warnings.warn(f"left out of the page: {reason}", stacklevel=2)
@@ -150,7 +148,7 @@ def _find_folders(directory: Path, depth: int = _DEPTH) -> Iterator[Path]:
                 yield from _find_folders(child, depth - 1)
 
 
-def _read(directory: Path, label: str, left_out: list[str]) -> list[RunLike]:
+def _read(directory: Path, label: str, left_out: list[str]) -> list[Any]:
     """A list with the run in `directory`; an empty one, and the reason in `left_out`, if it cannot be read or has no
     evaluation yet."""
     from pfedlms.experiment.runs import load_run

@@ -17,9 +17,9 @@ from pfedlms.cli.options import (
     assignments,
     out_directory,
     overrides,
-    print_message,
     print_output,
     print_table,
+    say,
 )
 from pfedlms.errors import UsageError
 from pfedlms.experiment.schema import DEFAULT_METHODS
@@ -55,7 +55,7 @@ def add_sweep(sub: argparse.ArgumentParser) -> None:
 
 def add_resume(sub: argparse.ArgumentParser) -> None:
     """Resume an interrupted run, comparison or sweep."""
-    add_options(sub, "directory", "--workers", "--moved", "--import", "--json", "--quiet")
+    add_options(sub, "directory", "--workers", "--data-dir", "--import", "--json", "--quiet")
 
 
 def add_reproduce(sub: argparse.ArgumentParser) -> None:
@@ -142,7 +142,7 @@ def print_results(options: argparse.Namespace, result: Any, **fields: Any) -> No
     rows = [result] if result.summary["accuracy"]["max"] is not None else []
     print_output(options, {**result.summary, "directory": str(result.directory), **fields}, comparison, rows)
     if result.summary.get("best") and not getattr(options, "quiet", False):
-        print_message(_best_round_text(result.summary))
+        say(_best_round_text(result.summary))
 
 
 def _best_round_text(summary: Mapping[str, Any]) -> str:
@@ -169,13 +169,13 @@ def _report(options: argparse.Namespace, result: Any) -> int:
         else:
             so_far = f"after {result.summary['rounds']} rounds"
         resume = resume_instruction(result.directory, result.settings)
-        print_message(f"interrupted {so_far}; all of it is saved. Resume with: {resume}")
+        say(f"interrupted {so_far}; all of it is saved. Resume with: {resume}")
     else:
         if study and study.axes and (best := study.best()):
-            print_message(f"best by {study.by}: {best['name']} ({score_text(best['score'], best['runs'][0])})")
-        print_message(f"results: {result.directory}")
+            say(f"best by {study.by}: {best['name']} ({score_text(best['score'], best['runs'][0])})")
+        say(f"results: {result.directory}")
     if study and study.broken:
-        print_message("error: not all runs finished; the warnings above say why and what to change")
+        say("error: not all runs finished; the warnings above say why and what to change")
     return 128 + (result.stopped or signal.SIGINT) if result.interrupted else int(bool(study and study.broken))
 
 

@@ -6,13 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pfedlms.errors import ConfigError, UsageError
 from pfedlms.experiment.callbacks import callbacks_with_progress
 from pfedlms.experiment.config import Tables, from_keywords, load_config, merge, method_in
 from pfedlms.experiment.cost import bits_table, method_of
-from pfedlms.experiment.grids import EXPECTED, check_has_axes, plan_cells, plan_grid, split_grid, variants
+from pfedlms.experiment.grids import EXPECTED, LIST_TYPES, check_has_axes, plan_cells, plan_grid, split_grid, variants
 from pfedlms.experiment.loop import raise_if_stopped
 from pfedlms.experiment.prepare import prepare
 from pfedlms.experiment.problem import ModelLike, Problem
@@ -140,13 +138,12 @@ def sweep(data: Any = None, model: ModelLike = None, *, method: str | None = Non
     """Train one method with every combination of values: a `study` whose grid consists of the settings that have a list
     of values (`learning_rate=[0.03, 0.1], validation=0.1`)."""
     method = method or method_in(settings.get("config"))
-    grid = {key: value for key, value in settings.items() if isinstance(value, _LIST_TYPES) and key not in _LISTS}
+    grid = {key: value for key, value in settings.items() if isinstance(value, LIST_TYPES) and key not in _LISTS}
     check_has_axes(grid)
     fixed = {key: value for key, value in settings.items() if key not in grid}
     return study(data, model, grid=grid, method=method, **fixed)
 
 
-_LIST_TYPES = (list, tuple, range, np.ndarray)
 _LISTS = ("seeds", "callbacks", "metric")
 """Arguments of `study` that may be lists themselves."""
 

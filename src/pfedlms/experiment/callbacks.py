@@ -113,17 +113,17 @@ class Checkpoints(Callback):
 
     def on_step(self, run: RunInfo) -> None:
         due = run.round % run.config.run.checkpoint_every == 0 or run.round == run.config.train.rounds
-        if self._always or due or run.stopping or is_best_round(run):
+        if self._always or due or run.stopping or is_best(run):
             run.checkpoint()
 
 
-def is_best_round(run: RunInfo) -> bool:
+def is_best(run: RunInfo) -> bool:
     """Whether the latest round has the highest V-acc so far, and `train.patience` asks to keep its models."""
     best = best_of(run.metrics) if run.config.train.patience else None
     return best is not None and best["round"] == run.round
 
 
-class CallbackList:
+class Callbacks:
     """Calls a method of several callbacks, in their order."""
 
     def __init__(self, callbacks: Sequence[Any]) -> None:

@@ -100,14 +100,15 @@ class TrainedModels:
     def _state_loaded(self) -> Iterator[None]:
         """Inside this context the federation has `state`, if there is one; afterwards its latest state again."""
         with execution_settings(self.config):
-            latest = self.federation.state() if self.state is not None else None
+            if self.state is None:
+                yield
+                return
+            latest = self.federation.state()
             try:
-                if self.state is not None:
-                    self.federation.load(self.state)
+                self.federation.load(self.state)
                 yield
             finally:
-                if latest is not None:
-                    self.federation.load(latest)
+                self.federation.load(latest)
 
 
 def _read_device_data(

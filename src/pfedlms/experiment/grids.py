@@ -37,6 +37,7 @@ from pfedlms.report.runs import MEASURES
 from pfedlms.settings import as_plain, parse, type_name
 
 EXPECTED = "expected methods like fedavg, pfedlms:thresholds=1 or stc:sparsity=0.05:sparsity_down=0.1"
+LIST_TYPES = (list, tuple, range, np.ndarray)
 _SAME_FOR_ALL = ("rounds", "participation", "name")
 """Settings that must be the same for all methods of a comparison."""
 _NOT_AXES = {
@@ -135,7 +136,7 @@ def split_grid(grid: Mapping[str, Any], method: str) -> tuple[Any, Axes]:
     problems += [
         f"grid: {key}: got {values!r}, expected a list of values"
         for key, values in axes.items()
-        if not isinstance(values, (list, tuple, range, np.ndarray))
+        if not isinstance(values, LIST_TYPES)
     ]
     if problems:
         raise ConfigError(problems)

@@ -17,14 +17,7 @@ from pfedlms.data import FederatedData
 from pfedlms.data.sources import kind_of
 from pfedlms.engine import Evaluation, RoundReport, Traffic
 from pfedlms.errors import DivergedError, RunDirectoryError, RunError
-from pfedlms.experiment.callbacks import (
-    CallbackList,
-    Checkpoints,
-    EarlyStopping,
-    RunInfo,
-    SharedModelWarning,
-    is_best_round,
-)
+from pfedlms.experiment.callbacks import Callbacks, Checkpoints, EarlyStopping, RunInfo, SharedModelWarning, is_best
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.prepare import execution_settings
 from pfedlms.experiment.problem import resume_call
@@ -33,8 +26,7 @@ from pfedlms.experiment.summary import environment, finite_or_none, is_same_resu
 from pfedlms.settings import CUSTOM
 
 COUNTS = ("rejected", "astray", "unheard")
-"""Messages that did not count: refused (`rejected`), from a client that tracks another model (`astray`), answers that
-did not arrive (`unheard`)."""
+"""Messages that did not count: refused, from a client that tracks another model, answers that did not arrive."""
 
 
 class Stopped(BaseException):
@@ -101,7 +93,7 @@ class ActiveRun(RunInfo):
             self._earlier_seconds = checkpoint["seconds"]
         # Only now: a checkpoint that is refused must not cut metrics.jsonl.
         self.metrics = self._stored.rewind_metrics(checkpoint["metrics_bytes"] if checkpoint else 0)
-        if is_best_round(self):  # the earlier process may have ended between its checkpoint and best.pt
+        if is_best(self):  # the earlier process may have ended between its checkpoint and best.pt
             self._stored.keep_best()
 
     def count(self, report: RoundReport) -> dict[str, Any]:
@@ -163,9 +155,9 @@ class ActiveRun(RunInfo):
                 **self._counts,
                 "seconds": self.seconds,
             })  # fmt: skip
-            if is_best_round(self):
+            if is_best(self):
                 self._stored.keep_best()
-        elif is_best_round(self):
+        elif is_best(self):
             self.best_state = copy.deepcopy(self.federation.state())
 
     def summary(self, status: str) -> dict[str, Any]:
@@ -247,10 +239,9 @@ class ActiveRun(RunInfo):
 def run_rounds(
     run: ActiveRun, callbacks: Sequence[Any], checkpoint: Mapping[str, Any] | None = None, at_once: bool = False
 ) -> tuple[dict[str, Any], int]:
-    """Train all remaining rounds. Returns the summary, and the signal that asked to stop (0: none). `at_once` is for
-    steps that take long and can be repeated: a signal interrupts the step, and every step is followed by a
-    checkpoint."""
-    call = CallbackList([EarlyStopping(), SharedModelWarning(), *callbacks, Checkpoints(always=at_once)])
+    """Train all remaining rounds; returns the summary, and the signal that asked to stop (0: none). `at_once` is for
+    steps that take long and can be repeated: a signal interrupts them, and a checkpoint follows each."""
+    call = Callbacks([EarlyStopping(), SharedModelWarning(), *callbacks, Checkpoints(always=at_once)])
     with (
         execution_settings(run.config),
         signals(at_once) as received_signal,
@@ -268,7 +259,7 @@ def run_rounds(
         return summary, received_signal()
 
 
-def _train_rounds(run: ActiveRun, call: CallbackList, received_signal: Callable[[], int]) -> bool:
+def _train_rounds(run: ActiveRun, call: Callbacks, received_signal: Callable[[], int]) -> bool:
     """Train all remaining rounds; returns whether a signal interrupted them."""
     last = run.config.train.rounds
     run.start()
@@ -288,7 +279,7 @@ def _train_rounds(run: ActiveRun, call: CallbackList, received_signal: Callable[
     return False
 
 
-def _end_failed_run(error: BaseException, run: ActiveRun, call: CallbackList) -> None:
+def _end_failed_run(error: BaseException, run: ActiveRun, call: Callbacks) -> None:
     """Write the summary and call `on_end` after an error. That error is raised afterwards, whatever else fails here."""
     if isinstance(error, RunError):
         # The disk may be full; `finish` still tries to write a summary.
@@ -376,12 +367,9 @@ def load_into(
     """Load a checkpoint into a federation. Refuse one that was made with other settings or data: the run would go on as
     if nothing had happened."""
     now = fixed_settings(config)
-    stored_settings = checkpoint["settings"]
-    changed = [
-        f"{key} = {stored_settings[key]!r}" if key in stored_settings else f"no {key}"
-        for key in {**stored_settings, **now}
-        if stored_settings.get(key) != now.get(key)
-    ]
+    then = checkpoint["settings"]
+    differing = [key for key in {**then, **now} if then.get(key) != now.get(key)]
+    changed = [f"{key} = {then[key]!r}" if key in then else f"no {key}" for key in differing]
     if changed:
         raise RunDirectoryError(
             f"{stored.path}: checkpoint.pt does not fit config.toml, it was made with {', '.join(changed)}; "

@@ -15,7 +15,7 @@ import torch
 
 from pfedlms.errors import DivergedError, PfedlmsError, QuorumError, RunError, UsageError
 from pfedlms.experiment import plugins
-from pfedlms.experiment.callbacks import CallbackList, RunInfo
+from pfedlms.experiment.callbacks import Callbacks, RunInfo
 from pfedlms.experiment.loop import signals
 from pfedlms.experiment.prepare import cache_data_sets
 from pfedlms.experiment.problem import Problem
@@ -81,7 +81,7 @@ def train_in_parallel(
     """Train runs that have folders, `workers` of them at a time. Yield each when it ends, with a function that returns
     its result. This process calls callbacks at the start and the end of every run. It passes a signal on to the
     workers; after a signal, and after `deadline`, no run is started."""
-    call, waiting, stop_signal = CallbackList(callbacks), list(runs), 0
+    call, waiting, stop_signal = Callbacks(callbacks), list(runs), 0
     pool: list[_Worker] = []
     try:
         with signals() as received_signal:
