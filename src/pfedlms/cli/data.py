@@ -8,7 +8,7 @@ import json
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
-from pfedlms.cli.options import add_options, check_config, dispatch, overrides, print_output, say
+from pfedlms.cli.options import add_options, check_config, dispatch, output, overrides, say
 from pfedlms.errors import UsageError
 from pfedlms.report import figures
 from pfedlms.report.charts import check_file
@@ -38,7 +38,7 @@ def _show(options: argparse.Namespace) -> None:
     if options.plot:
         check_file(options.plot)
     document = holdings(load_config(options.subject, overrides(options)))
-    print_output(options, document, lambda _: plans.holdings(document), document["clients"])
+    output(options, document, lambda _: plans.holdings(document), document["clients"])
     if options.plot:
         figures.holdings(document).save(options.plot)
 

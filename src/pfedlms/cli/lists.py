@@ -6,7 +6,7 @@ import argparse
 from dataclasses import fields
 from typing import Any
 
-from pfedlms.cli.options import add_options, overrides, print_output
+from pfedlms.cli.options import add_options, output, overrides
 from pfedlms.errors import UsageError
 from pfedlms.report.tables import table_of
 
@@ -34,7 +34,7 @@ def bits(options: argparse.Namespace) -> None:
 
     tables = overrides(options)
     rows = bits_table(tables, options.classes)
-    print_output(options, rows[0] if "name" in tables.get("method", {}) else rows, plans.bits, rows)
+    output(options, rows[0] if "name" in tables.get("method", {}) else rows, plans.bits, rows)
 
 
 def add_listing(sub: argparse.ArgumentParser) -> None:
@@ -51,7 +51,7 @@ def add_methods(sub: argparse.ArgumentParser) -> None:
 
 def listing(options: argparse.Namespace) -> None:
     rows = {"methods": list_methods, "datasets": datasets, "models": models, "settings": settings}[options.command]()
-    print_output(options, rows, table_of, rows)
+    output(options, rows, table_of, rows)
 
 
 def methods(options: argparse.Namespace) -> int:

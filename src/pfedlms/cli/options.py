@@ -123,9 +123,7 @@ def out_directory(options: argparse.Namespace, configured: str, label: str) -> P
 # --- output
 
 
-def print_output(
-    options: argparse.Namespace, document: Any, table: Callable[[Any], Table], rows: Sequence[Any]
-) -> None:
+def output(options: argparse.Namespace, document: Any, table: Callable[[Any], Table], rows: Sequence[Any]) -> None:
     """Print the document with --json, else a table of the rows, if there are any."""
     if options.json:
         print(json.dumps(document, indent=2))

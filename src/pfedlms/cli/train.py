@@ -11,16 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from pfedlms.cli.options import (
-    add_options,
-    add_study,
-    assignments,
-    out_directory,
-    overrides,
-    print_output,
-    print_table,
-    say,
-)
+from pfedlms.cli.options import add_options, add_study, assignments, out_directory, output, overrides, print_table, say
 from pfedlms.errors import UsageError
 from pfedlms.experiment.schema import DEFAULT_METHODS
 from pfedlms.report.progress import screen
@@ -72,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
     config = load_config(options.config, overrides(options))
     if options.dry_run:
         document = plan_json(config, prepare(config))
-        print_output(options, document, plans.plan, [document])
+        output(options, document, plans.plan, [document])
         return 0
     out = out_directory(options, config.run.out, f"{config.data.title}-{config.method}")
     with screen(not options.quiet) as callbacks:
@@ -137,10 +128,10 @@ def print_results(options: argparse.Namespace, result: Any, **fields: Any) -> No
         best_cell = best and {key: value for key, value in best.items() if key != "runs"}
         sweep = {"axes": result.axes, "by": result.by, "best": best_cell} if result.axes else {}
         document = {"directory": str(result.directory), **sweep, "runs": result.summaries}
-        print_output(options, document, lambda _: result.as_table(), result.runs)
+        output(options, document, lambda _: result.as_table(), result.runs)
         return
     rows = [result] if result.summary["accuracy"]["max"] is not None else []
-    print_output(options, {**result.summary, "directory": str(result.directory), **fields}, comparison, rows)
+    output(options, {**result.summary, "directory": str(result.directory), **fields}, comparison, rows)
     if result.summary.get("best") and not getattr(options, "quiet", False):
         say(_best_round_text(result.summary))
 

@@ -41,7 +41,7 @@ NO_BEST = (
 
 
 @dataclass(frozen=True)
-class TrainedModels:
+class RunModels:
     """The models of a run, after its last round or, with `state`, as of an earlier one."""
 
     config: Config
@@ -87,7 +87,7 @@ class TrainedModels:
     ) -> nn.Module:
         """See `Run.personalise`."""
         model, run_data = self.federation.model, self.federation.data
-        pool = _read_device_data(data, summary, self.config.data.stride, run_data, problem)
+        pool = _read_data(data, summary, self.config.data.stride, run_data, problem)
         own_data = _device_data(pool, run_data, summary)
         if own_data.shape != run_data.shape:
             raise DataError(f"data: got samples of shape {own_data.shape}, expected {run_data.shape}, as the run had")
@@ -111,9 +111,7 @@ class TrainedModels:
                 self.federation.load(latest)
 
 
-def _read_device_data(
-    data: Any, summary: Mapping[str, Any], stride: int, like: FederatedData, problem: Problem
-) -> Pool:
+def _read_data(data: Any, summary: Mapping[str, Any], stride: int, like: FederatedData, problem: Problem) -> Pool:
     """The data of a new device, read; a text is cut into windows as the run's text was."""
     if not isinstance(data, str):
         is_pool = isinstance(data, Pool | np.ndarray | torch.Tensor)  # `read` refuses a single array, as in `run`
@@ -141,7 +139,7 @@ def _device_data(pool: Pool, like: FederatedData, summary: Mapping[str, Any]) ->
     return FederatedData(x, y, (train,), (train,), pool.classes, names=pool.names, tokens=pool.tokens)
 
 
-def load_models(stored: RunDirectory, config: Config, problem: Problem, best: bool = False) -> TrainedModels:
+def load_models(stored: RunDirectory, config: Config, problem: Problem, best: bool = False) -> RunModels:
     """The models in a run directory, of the latest checkpoint or of the best round. Data are read only if some client
     took no part in the last phase."""
     directory = stored.path
@@ -175,7 +173,7 @@ def load_models(stored: RunDirectory, config: Config, problem: Problem, best: bo
         )  # fmt: skip
     federation.keep_in(directory)
     load_into(federation, checkpoint, config, stored, same_data=has_data)
-    return TrainedModels(config, federation, has_data or all_present)
+    return RunModels(config, federation, has_data or all_present)
 
 
 def _data_without_samples(checkpoint: Mapping[str, Any]) -> FederatedData:
@@ -203,11 +201,7 @@ def client_number(client: int | str, summary: Mapping[str, Any]) -> int:
 
 
 def write_models(
-    models: TrainedModels,
-    summary: Mapping[str, Any],
-    target: Path,
-    client: int | str | None = None,
-    shared: bool = False,
+    models: RunModels, summary: Mapping[str, Any], target: Path, client: int | str | None = None, shared: bool = False
 ) -> None:
     """See `Run.export`."""
     if shared and client is not None:
@@ -256,7 +250,7 @@ def write_models(
         raise UsageError(not_written(target, error)) from error
 
 
-def _write_onnx(models: TrainedModels, file: Path, client: int | None, about: Mapping[str, Any]) -> None:
+def _write_onnx(models: RunModels, file: Path, client: int | None, about: Mapping[str, Any]) -> None:
     try:
         import onnx
         import onnxscript  # noqa: F401 - torch.onnx needs it

@@ -117,18 +117,14 @@ class ActiveRun(RunInfo):
         record: dict[str, Any] = {"round": self.round, **({"metric": score} if score else {})}
         record |= {key: results[key] for key in ("p_acc", "v_acc") if key in results}
         if shared is not None:
-            record["g_acc"] = finite_or_none(shared.accuracy)
-        record |= {
-            "loss": finite_or_none(report.loss),
-            "test_loss": results["test_loss"],
-            "client_acc": results["client_acc"],
-        }
+            record["g_acc"] = shared.accuracy
+        record |= {"loss": report.loss, "test_loss": results["test_loss"], "client_acc": results["client_acc"]}
         if len(measured.ids) < self.federation.data.clients:
             record["clients"] = list(measured.ids)
         if self._has_perplexity:
-            record["perplexity"] = finite_or_none(measured.perplexity)
-            record |= {"g_perplexity": finite_or_none(shared.perplexity)} if shared is not None else {}
-        record |= self.totals()
+            record["perplexity"] = measured.perplexity
+            record |= {"g_perplexity": shared.perplexity} if shared is not None else {}
+        record = {**finite_or_none(record), **self.totals()}
         if self._stored is not None:
             self._stored.append_metrics(record)
         self.metrics.append(record)
@@ -200,22 +196,22 @@ class ActiveRun(RunInfo):
         """Measures of the clients held out of the run, before and after their first local steps."""
         results: dict[str, Any] = {"clients": len(self.federation.data.newcomers)}
         for name, measured in zip(("before", "after"), self.federation.newcomers(), strict=True):
-            results |= {name: finite_or_none(measured.accuracy), f"{name}_loss": finite_or_none(measured.loss)}
-            results |= {f"{name}_perplexity": finite_or_none(measured.perplexity)} if self._has_perplexity else {}
-            results[f"client_{name}"] = [finite_or_none(value) for value in measured.per_client]
-        return results
+            results |= {name: measured.accuracy, f"{name}_loss": measured.loss}
+            results |= {f"{name}_perplexity": measured.perplexity} if self._has_perplexity else {}
+            results[f"client_{name}"] = measured.per_client
+        return finite_or_none(results)
 
     def _results(self, measured: Evaluation) -> dict[str, Any]:
-        """An evaluation under the names of metrics.jsonl; V-acc is None where no client evaluated has set samples
+        """An evaluation under the names of metrics.jsonl; V-acc is None if no client evaluated has set samples
         aside."""
         validation = measured.validation
-        validated = {"v_acc": finite_or_none(validation.accuracy) if validation is not None else None}
-        return {
-            "p_acc": finite_or_none(measured.accuracy),
-            **(validated if self.config.data.validation else {}),
-            "test_loss": finite_or_none(measured.loss),
-            "client_acc": [finite_or_none(value) for value in measured.per_client],
-        }
+        v_acc = {"v_acc": validation.accuracy if validation is not None else None}
+        return finite_or_none({
+            "p_acc": measured.accuracy,
+            **(v_acc if self.config.data.validation else {}),
+            "test_loss": measured.loss,
+            "client_acc": measured.per_client,
+        })  # fmt: skip
 
     def _everyone(self) -> dict[str, Any] | None:
         """Measures of all clients at the end of the run: the last evaluation, if it was of all of them; None without

@@ -18,7 +18,7 @@ from pfedlms.engine import Federation, Traffic, processes
 from pfedlms.errors import RunDirectoryError, StorageError, UsageError
 from pfedlms.experiment.callbacks import callbacks_with_progress
 from pfedlms.experiment.config import Config, Tables, load_config, merge
-from pfedlms.experiment.exporting import NO_BEST, StateDict, TrainedModels, client_number, load_models, write_models
+from pfedlms.experiment.exporting import NO_BEST, RunModels, StateDict, client_number, load_models, write_models
 from pfedlms.experiment.loop import ActiveRun, raise_if_stopped, run_rounds
 from pfedlms.experiment.prepare import NAMED_PROBLEM, execution_settings, prepare, with_normalisation
 from pfedlms.experiment.problem import Problem, resume_instruction
@@ -264,14 +264,14 @@ class Run:
             raise UsageError("models: were not kept in memory (a failed run, or more than 1 GiB of them); give out=DIR")
         return RunDirectory(self.directory)
 
-    def trained_models(self, best: bool = False) -> TrainedModels:
+    def trained_models(self, best: bool = False) -> RunModels:
         """The models of the run: from memory, or from its folder."""
         if best and self.directory is None:
             if self._federation is None or self._best_state is None:
                 raise UsageError(f"best_models: {NO_BEST}")
-            return TrainedModels(self.config, self._federation, True, self._best_state)
+            return RunModels(self.config, self._federation, True, self._best_state)
         if self._federation is not None and not best:
-            return TrainedModels(self.config, self._federation, True)
+            return RunModels(self.config, self._federation, True)
         return load_models(self._stored, self.config, self.problem, best)
 
 

@@ -9,7 +9,7 @@ import signal
 import time
 import tomllib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from pfedlms.experiment.prepare import NAMED_PROBLEM, cache_data_sets, check_all
 from pfedlms.experiment.problem import Problem, resume_instruction
 from pfedlms.experiment.runs import Run, data_frame, load_run, plot_curves
 from pfedlms.experiment.store import MANIFEST, is_study
-from pfedlms.experiment.workers import train_in_parallel
+from pfedlms.experiment.workers import Outcomes, train_in_parallel
 from pfedlms.files import write_text
 from pfedlms.report import runs as reported
 from pfedlms.report.figures import by_setting
@@ -315,10 +315,8 @@ class Study:
             raise StorageError(self.directory, error.strerror or str(error)) from error
 
 
-def _train_in_turn(
-    runs: Sequence[Run], callbacks: Sequence[Any], deadline: float
-) -> Iterator[tuple[Run, Callable[[], Run]]]:
-    """Each run with a function that trains it and returns the result; no run is started after the deadline."""
+def _train_in_turn(runs: Sequence[Run], callbacks: Sequence[Any], deadline: float) -> Outcomes:
+    """Runs for `train`, which starts each by asking for its result; no run is started after the deadline."""
     for run in runs:
         if time.monotonic() > deadline:
             return

@@ -106,9 +106,15 @@ def measure_summary(measured: Sequence[float | None], lowest: bool = False) -> d
     return {name: best(values), "last10": sum(tail) / len(tail), "final": values[-1]}
 
 
-def finite_or_none(value: float) -> float | None:
-    """The value, or None for NaN and infinity, which JSON does not have."""
-    return value if isfinite(value) else None
+def finite_or_none(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record whose NaN and infinite numbers, which JSON does not have, are None; also those in lists."""
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, list):
+            return [convert(item) for item in value]
+        return None if isinstance(value, float) and not isfinite(value) else value
+
+    return {key: convert(value) for key, value in record.items()}
 
 
 def _mean_bytes(total: int, rounds: int) -> int | float:

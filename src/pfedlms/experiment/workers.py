@@ -21,6 +21,9 @@ from pfedlms.experiment.prepare import cache_data_sets
 from pfedlms.experiment.problem import Problem
 from pfedlms.experiment.runs import Run
 
+Outcomes = Iterator[tuple[Run, Callable[[], Run]]]
+"""Runs, each with a function that returns its result, or raises the error that ended it."""
+
 
 class _Worker:
     """A process that trains one run after another, and the run that it trains now."""
@@ -75,9 +78,7 @@ class _Worker:
         return run, result
 
 
-def train_in_parallel(
-    runs: Sequence[Run], callbacks: Sequence[Any], workers: int, deadline: float
-) -> Iterator[tuple[Run, Callable[[], Run]]]:
+def train_in_parallel(runs: Sequence[Run], callbacks: Sequence[Any], workers: int, deadline: float) -> Outcomes:
     """Train runs that have folders, `workers` of them at a time. Yield each when it ends, with a function that returns
     its result. This process calls callbacks at the start and the end of every run. It passes a signal on to the
     workers; after a signal, and after `deadline`, no run is started."""
