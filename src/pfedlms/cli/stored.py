@@ -149,8 +149,7 @@ def _find_folders(directory: Path, depth: int = _DEPTH) -> Iterator[Path]:
 
 
 def _read(directory: Path, label: str, left_out: list[str]) -> list[Any]:
-    """A list with the run in `directory`; an empty one, and the reason in `left_out`, if it cannot be read or has no
-    evaluation yet."""
+    """The run in `directory` as a list; empty, with the reason in `left_out`, if it has no evaluation to read."""
     from pfedlms.experiment.runs import load_run
 
     if not directory.exists():

@@ -118,8 +118,7 @@ def resume(options: argparse.Namespace) -> int:
 
 
 def print_results(options: argparse.Namespace, result: Any, **fields: Any) -> None:
-    """Print the table of a study, or of a run with its best round; with --json the document, with additional
-    `fields`."""
+    """Print the table of a study, or of a run with its best round; with --json a document that has `fields`, too."""
     from pfedlms.experiment.api import Study
     from pfedlms.report.results import comparison
 

@@ -186,8 +186,7 @@ def load(
     loss: PerSample | None = None,
     metric: Metric | None = None,
 ) -> Run | Study:
-    """The run or study in a folder, finished or not. Objects that were given in Python are needed again only to open
-    models."""
+    """The run or study in a folder, finished or not. Only its models need again what was given in Python."""
     problem = Problem.of(data, model, loss, metric)
     return (load_study if is_study(Path(directory)) else load_run)(Path(directory), problem, data_dir)
 

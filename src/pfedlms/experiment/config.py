@@ -29,8 +29,7 @@ Tables = dict[str, dict[str, Any]]
 
 SCHEMA = 1
 RELATIVES = {"svhn": "cifar10", "cifar100": "cifar10"}
-"""Data sets without settings of their own for methods, and the data set with similar images and models whose settings
-they take."""
+"""Data sets without shipped settings for methods, and the similar data set whose settings they take."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +71,7 @@ class Config:
         return replace(self, run=replace(self.run, **values))
 
     def with_cohort_size_of(self, checkpoint: Mapping[str, Any] | None) -> Config:
-        """The configuration with the cohort size of a checkpoint, where free memory decides it: dropout depends on how
-        clients are grouped."""
+        """With the cohort size of a checkpoint, unless the user sets one: dropout depends on the groups of clients."""
         return self.with_run(cohort_size=self.run.cohort_size or (checkpoint["cohort_size"] if checkpoint else 0))
 
     def without_warnings(self) -> Config:
@@ -104,8 +102,7 @@ def setting_fields(methods: Iterable[Any]) -> dict[tuple[str, str], Field[Any]]:
 
 def tables_for_method(tables: Mapping[str, Any], method: Any, methods: Sequence[Any]) -> Tables:
     """The tables for one of several methods: the section [method] without keys that only other methods have, and on top
-    of it the section with the method's own name, `[pfedlms]`. Keys that no method has stay, so that the check reports
-    them."""
+    of it the section with the method's own name, `[pfedlms]`. Keys that no method has stay, for the check to report."""
     own_section, common = tables.get(method) if find_method(method) else None, tables.get("method", {})
     if not isinstance(common, Mapping):
         return dict(tables)
@@ -273,8 +270,7 @@ def load_config(
     stored: bool = False,
 ) -> Config:
     """Read a TOML file, put `overrides` (by section and key) on top and check everything; raises ConfigError with every
-    problem found. A configuration that is `stored` with a run has all keys, so it does not tell which ones the user has
-    set."""
+    problem found. A configuration that is `stored` with a run does not tell which of its keys the user has set."""
     given = merge(read_toml(file), overrides or {})
     for section, values in given.items():
         if isinstance(values, Mapping):

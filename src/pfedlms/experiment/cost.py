@@ -26,9 +26,8 @@ from pfedlms.wire.frames import SERVER, Intake, frame
 
 
 def message_cost(method: Method) -> Traffic:
-    """Bytes of one client in one round. A message of every kind is encoded and decoded again, at its largest size, or
-    at an average size if it sends positions, see `is_estimate`. Bytes to catch up are not included: they depend on
-    which clients were absent."""
+    """Bytes of one client in one round, without catching up. A message of every kind is encoded and decoded again, at
+    its largest size, or at an average size if it sends positions, see `is_estimate`."""
     digest = agreement(method)
     total = Traffic()
     for exchange in method.exchanges:
@@ -170,8 +169,7 @@ def _notes(config: Config, federation: Federation) -> list[str]:
 
 
 def holdings(config: Config) -> dict[str, Any]:
-    """The data set, its partition, and for every client its number of samples in each part and of each class (of text:
-    tokens)."""
+    """The data set, its partition, and each client's number of samples by part and by class (of text: tokens)."""
     pool = load_named_pool(config)
     data = partition_pool(config, pool)
     parts = {"train": data.train, "test": data.test, **({"validation": data.validation} if data.validation else {})}

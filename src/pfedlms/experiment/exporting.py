@@ -118,16 +118,14 @@ def _read_data(data: Any, summary: Mapping[str, Any], stride: int, like: Federat
         return read(data if is_pool else [data], problem.loss is not None, all_clients=False)
     kind = summary.get("tokens")
     if kind not in KINDS:
-        remedy = (
-            "pass pfedlms.data.texts({'me': text}, tokens=tokenizer)" if kind else "pass samples and labels, (x, y)"
-        )
+        own_tokens = "pass pfedlms.data.texts({'me': text}, tokens=tokenizer)"
+        remedy = own_tokens if kind else "pass samples and labels, (x, y)"
         raise DataError(f"data: got a text, but the run was not trained on characters or bytes; {remedy}")
     return texts({"data": data}, kind, like.shape[0], stride, vocabulary=summary["classes"])
 
 
 def _device_data(pool: Pool, like: FederatedData, summary: Mapping[str, Any]) -> FederatedData:
-    """The data of a new device as those of a single client, which trains on all samples, or on those of train if it has
-    (train, test)."""
+    """The data of a new device as those of one client; it trains on all samples, or on train of (train, test)."""
     names = tuple(summary.get("classes") or map(str, range(like.classes)))
     if pool.tokens and pool.names != names:
         raise DataError("data: got another vocabulary than the run's; pass the text itself, or vocabulary=run.classes")

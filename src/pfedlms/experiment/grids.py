@@ -53,8 +53,7 @@ def plan_grid(
     file: str | Path | None, overrides: Mapping[str, Mapping[str, Any]], methods: Any, axes: Axes | None = None,
     seeds: Any = 1, by: str | None = None, problem: Problem = NAMED_PROBLEM,
 ) -> Study:  # fmt: skip
-    """The study of every method, combination of values and seed; the problems of all configurations are reported at
-    once."""
+    """The study of every method, combination of values and seed; all problems are reported at once."""
     axes = axes or {}
     method_tables, problems = variants(methods)
     plan_problems = seed_problems(seeds) + _axis_problems(axes)
@@ -224,14 +223,10 @@ def _parse_variant(text: str) -> tuple[str, Tables, list[str]]:
 
 def seed_problems(seeds: Any) -> list[str]:
     """What is wrong with a number of seeds, or with a list of seeds."""
-
-    def is_integer(value: Any, least: int) -> bool:
-        return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
-
-    is_list = isinstance(seeds, Sequence | range | np.ndarray) and not isinstance(seeds, str)
-    if is_integer(seeds, 1) or (
-        is_list and len(seeds) and all(is_integer(seed, 0) for seed in seeds) and not _has_duplicates(seeds)
-    ):
+    is_list = isinstance(seeds, Sequence | np.ndarray) and not isinstance(seeds, str)
+    numbers, least = (list(seeds), 0) if is_list else ([seeds], 1)
+    integers = [n for n in numbers if isinstance(n, int | np.integer) and not isinstance(n, bool) and n >= least]
+    if numbers and len(integers) == len(numbers) and not _has_duplicates(numbers):
         return []
     return [f"seeds: got {seeds!r}, expected a count of at least 1, or a list of different seeds, [1, 2, 3]"]
 
@@ -258,8 +253,7 @@ def _combinations(method: str, axes: Axes) -> Iterator[dict[str, Any]]:
 
 
 def _assign_method_section(tables: Tables, names: list[str]) -> Tables:
-    """The tables of a file; if its section [method] names one of the methods, its settings are for that method alone:
-    the section gets the method's name."""
+    """The tables of a file; a section [method] that names one of the methods becomes that method's own section."""
     section = tables.get("method")
     if not isinstance(section, Mapping) or section.get("name") not in names:
         return tables

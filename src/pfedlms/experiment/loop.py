@@ -202,8 +202,7 @@ class ActiveRun(RunInfo):
         return finite_or_none(results)
 
     def _results(self, measured: Evaluation) -> dict[str, Any]:
-        """An evaluation under the names of metrics.jsonl; V-acc is None if no client evaluated has set samples
-        aside."""
+        """An evaluation under the names of metrics.jsonl; V-acc is None if no client has set samples aside."""
         validation = measured.validation
         v_acc = {"v_acc": validation.accuracy if validation is not None else None}
         return finite_or_none({
@@ -360,8 +359,7 @@ def facts_of(federation: Any) -> dict[str, Any]:
 def load_into(
     federation: Any, checkpoint: Mapping[str, Any], config: Config, stored: RunDirectory, same_data: bool = True
 ) -> None:
-    """Load a checkpoint into a federation. Refuse one that was made with other settings or data: the run would go on as
-    if nothing had happened."""
+    """Load a checkpoint into a federation, unless it was made with other settings or data."""
     now = fixed_settings(config)
     then = checkpoint["settings"]
     differing = [key for key in {**then, **now} if then.get(key) != now.get(key)]

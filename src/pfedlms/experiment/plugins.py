@@ -49,7 +49,8 @@ def find_method(name: Any) -> type[Method] | None:
     if not isinstance(name, str):
         return None
     if name not in METHODS:
-        for point in (each for each in installed_entry_points("pfedlms.methods", tuple(sys.path)) if each.name == name):
+        points = installed_entry_points("pfedlms.methods", tuple(sys.path))
+        for point in (point for point in points if point.name == name):
             method = _load(point)
             if not (_is_method(method) and method.name == name):
                 raise UsageError(

@@ -159,8 +159,7 @@ def load_named_pool(config: Config) -> Pool:
 
 
 def with_normalisation(config: Config, data: FederatedData) -> Config:
-    """The configuration with the mean and deviation that images were normalised with, if they were computed from the
-    data."""
+    """The configuration with the mean and deviation of images, if these were computed from the data."""
     mean, std = data.mean, data.std
     if config.data.mean or not mean or not std:
         return config
@@ -201,8 +200,7 @@ def partition_pool(config: Config, pool: Pool) -> FederatedData:
 
 def check_all_runs(configs: Sequence[Config], problem: Problem = NAMED_PROBLEM) -> int:
     """Check all runs of a study before the first one trains: data and model of the first, and the partitions of the
-    others. Warnings about settings without effect are given here, once for all runs. Returns the number of parameters
-    of the first run's model."""
+    others; warn about settings without effect, once for all. Returns the number of parameters of the first model."""
     processes.refuse_several("a study")
     first, *others = configs
     parameters = prepare(first, problem).model.layout.dim

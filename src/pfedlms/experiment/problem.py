@@ -210,8 +210,7 @@ def trial_samples(data: FederatedData) -> torch.Tensor:
 
 
 def trial_outputs(model: CohortModel, data: FederatedData, config: Config) -> torch.Tensor:
-    """The model's outputs for `trial_samples`. A model that does not fit the data is refused before anything is
-    trained."""
+    """The model's outputs for `trial_samples`; a model that does not fit the data is refused."""
     sample = trial_samples(data).to(model.device)
     try:
         with torch.no_grad():

@@ -97,8 +97,7 @@ def ineffective_settings(config: Config) -> Iterator[str]:
 
 
 def ineffective_data_settings(config: Config, scheme: str, text: bool) -> Iterator[str]:
-    """Warnings about settings of the partition that `scheme` does not use, and about settings of text for other
-    data."""
+    """Warnings about settings of the partition that `scheme` does not use, and of text for other data."""
     for key, schemes in _KEYS_OF_PARTITIONS.items():
         if key in config.given and scheme not in schemes:
             value = getattr(config.data, key.partition(".")[2])

@@ -87,8 +87,7 @@ class Run:
 
     @property
     def validation_accuracy(self) -> float | None:
-        """V-acc, mean of the last 10 evaluations, in percent, to choose settings by; None without
-        `data.validation`."""
+        """V-acc, mean of the last 10 evaluations, in percent, to choose settings by; None without `data.validation`."""
         v_acc: dict[str, float | None] = self.summary.get("validation_accuracy", {})
         return v_acc.get("last10")
 
@@ -303,9 +302,8 @@ def load_run(
 
 
 def per_client(run: Run) -> list[dict[str, Any]]:
-    """A row per client: number, name if it has one, number of training samples, and P-acc after the last round, or in
-    its last evaluation if the run did not finish. Nodes with data of their own have reported their numbers of samples
-    to the server."""
+    """A row per client: number, name if it has one, number of training samples (nodes with data of their own have
+    reported it), and P-acc after the last round, or in its last evaluation if the run did not finish."""
     stored, config = run._stored, run.config
     checkpoint = stored.load_checkpoint() or {}
     samples: Sequence[int | None] | None = checkpoint.get("samples")

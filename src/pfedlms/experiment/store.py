@@ -41,8 +41,7 @@ _CHECKPOINT_KEYS = (
 
 
 class RunDirectory(ExitStack):
-    """The files of one run. At most one process writes them at a time: from `create` or `open` to the end of the
-    `with` statement it holds a lock."""
+    """The files of one run. One process at a time holds a lock, from `create` or `open` to the end of the `with`."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

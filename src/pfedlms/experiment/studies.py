@@ -117,8 +117,7 @@ class Study:
 
     @property
     def at_edge(self) -> list[str]:
-        """A sentence for each setting whose best value is the first or last of three or more numbers: values beyond may
-        be better."""
+        """A sentence for each setting whose best value is the smallest or largest of three or more."""
         best, sentences = self.best(), []
         for key, values in self.axes.items() if best else ():
             assert best is not None
@@ -194,8 +193,7 @@ class Study:
         return study.train(callbacks, workers, deadline)
 
     def _check_same_problem(self, parameters: int) -> None:
-        """Refuse to add to runs that finished earlier on other data, or with another model of the user's own: one table
-        would show both."""
+        """Refuse a folder with runs on other data, or of another model of the user's own: one table would show both."""
         fingerprints: dict[Any, str | None] = {}
         for run in (run for run in self.planned if run.finished):
             key = run.config.data, run.config.run.seed
@@ -363,8 +361,7 @@ def load_study(directory: Path, problem: Problem = NAMED_PROBLEM, data_dir: str 
 
 
 def same_run(planned: Config, stored: Config) -> bool:
-    """Whether two configurations give the same results: they may differ in the folder of the data and in how the run is
-    executed."""
+    """Whether two configurations give the same results; the folder of the data and the device may differ."""
 
     def compared(config: Config) -> dict[str, Any]:
         run = {key: getattr(config.run, key) for key in RUN_KEYS_OF_RESULT}
