@@ -74,8 +74,8 @@ class Config:
         """With the cohort size of a checkpoint, unless the user sets one: dropout depends on the groups of clients."""
         return self.with_run(cohort_size=self.run.cohort_size or (checkpoint["cohort_size"] if checkpoint else 0))
 
-    def without_warnings(self) -> Config:
-        """The configuration without a list of settings given, so that nobody is warned about them again."""
+    def quiet(self) -> Config:
+        """The configuration without its list of settings given, so that no warning about them is repeated."""
         return replace(self, given=frozenset())
 
 

@@ -257,6 +257,7 @@ def run_rounds(
 def _train_rounds(run: ActiveRun, call: Callbacks, received_signal: Callable[[], int]) -> bool:
     """Train all remaining rounds; returns whether a signal interrupted them."""
     last = run.config.train.rounds
+    interrupted = False
     run.start()
     while run.round < last and not run.stopping:
         number = run.round + 1
@@ -269,9 +270,7 @@ def _train_rounds(run: ActiveRun, call: Callbacks, received_signal: Callable[[],
         if interrupted:
             run.stop()
         call("on_step", run)
-        if interrupted:
-            return True
-    return False
+    return interrupted
 
 
 def _end_failed_run(error: BaseException, run: ActiveRun, call: Callbacks) -> None:

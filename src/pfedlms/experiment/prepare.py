@@ -209,7 +209,7 @@ def check_all_runs(configs: Sequence[Config], problem: Problem = NAMED_PROBLEM) 
     partitions, sections = {(first.data, first.run.seed)}, {first.data}
     for config in others:
         if (config.data, config.run.seed) not in partitions:
-            load_client_data(config.without_warnings() if config.data in sections else config, problem)
+            load_client_data(config.quiet() if config.data in sections else config, problem)
             partitions.add((config.data, config.run.seed))
             sections.add(config.data)
     return parameters

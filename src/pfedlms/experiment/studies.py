@@ -183,10 +183,7 @@ class Study:
             raise UsageError(f"workers: got {workers}, expected at least 1, and out=DIR where there are several")
         parameters = check_all_runs([run.config for run in self.planned], self.planned[0].problem)
         if out is None:
-            configs = [run.config.without_warnings().with_run(out="") for run in self.planned]
-            runs = [
-                Run(config, None, run.problem, run.label) for config, run in zip(configs, self.planned, strict=True)
-            ]
+            runs = [Run(run.config.quiet().with_run(out=""), None, run.problem, run.label) for run in self.planned]
             return replace(self, planned=runs).train(callbacks, workers, deadline)
         study = self._create_folder(out)
         study._check_same_problem(parameters)
@@ -199,7 +196,7 @@ class Study:
             key = run.config.data, run.config.run.seed
             stored = run.summary.get("data_fingerprint")
             if stored is not None and key not in fingerprints:
-                data = load_client_data(run.config.without_warnings(), run.problem)
+                data = load_client_data(run.config.quiet(), run.problem)
                 fingerprints[key] = fingerprint(run.config, data)
             other_model = run.config.model.name == CUSTOM and run.summary["parameters"] != parameters
             if other_model or (stored is not None and fingerprints[key] != stored):
