@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -200,6 +201,8 @@ def test_cells_are_added_and_resumed_by_their_settings(tmp_path: Path) -> None:
     assert not everything.interrupted
     with pytest.raises(RunDirectoryError, match="holds runs already, narrow-seed0 with other settings"):
         pfedlms.study(cells={"narrow": {"method": "fedavg", "hidden": 5}}, out=tmp_path / "s", **options)
+    with pytest.raises(ConfigError, match="by: got g_acc, but local has no shared model"):
+        pfedlms.study(cells=cells, by="g_acc", **options)
     with pytest.raises(RunDirectoryError, match="s: holds a study already; name another out=DIR"):
         pfedlms.run(method="fedavg", out=tmp_path / "s", **options)
 
@@ -256,6 +259,16 @@ def test_a_worker_that_dies_ends_its_run_alone(tmp_path: Path) -> None:
     again = pfedlms.resume(tmp_path / "s", (X, Y), linear)
     assert [run.summary["status"] for run in again.runs] == ["finished", "finished"]
     assert [run.summary for run in pfedlms.resume(tmp_path / "s").runs] == [run.summary for run in again.runs]
+
+
+def test_a_signal_ends_a_study_with_workers(tmp_path: Path) -> None:
+    """SIGTERM ends the program with 143, as in a study in one process; the same call resumes it."""
+    stop = SimpleNamespace(on_start=lambda run: signal.raise_signal(signal.SIGTERM))
+    options: dict[str, Any] = {"methods": "local", "seeds": 2, "workers": 2, "out": tmp_path / "s", **SMALL}
+    with pytest.raises(SystemExit) as caught:
+        pfedlms.compare((X, Y), linear, callbacks=[stop], **options)
+    assert caught.value.code == 128 + signal.SIGTERM
+    assert not pfedlms.compare((X, Y), linear, **options).interrupted
 
 
 def test_no_run_is_begun_after_the_time_is_up(tmp_path: Path) -> None:
