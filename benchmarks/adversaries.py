@@ -25,7 +25,7 @@ from pfedlms import load_config, rng
 from pfedlms.engine.reports import Evaluation
 from pfedlms.errors import RunError
 from pfedlms.experiment.config import Config
-from pfedlms.experiment.prepare import as_configured, keeping_pools, prepare
+from pfedlms.experiment.prepare import cache_data_sets, execution_settings, prepare
 from pfedlms.methods import Method
 from pfedlms.report.runs import Spread
 from pfedlms.report.tables import Column, Table, accuracy_text
@@ -73,7 +73,7 @@ def play(config: Config, liars: tuple[int, ...], tell: Tell | None) -> Measured:
     if tell is not None:
         tell(federation.method, liars)
     try:
-        with as_configured(config):
+        with execution_settings(config):
             federation.start()
             for number in range(1, config.train.rounds + 1):
                 due = number % config.run.evaluate_every == 0 or number == config.train.rounds
@@ -143,7 +143,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # refused messages are what this is about
-    with keeping_pools():
+    with cache_data_sets():
         rows = rows_of(options)
     show(rows)
     if options.json:

@@ -32,7 +32,7 @@ from torch import Tensor
 from pfedlms import load_config
 from pfedlms.cohort import Tensors
 from pfedlms.engine import Federation
-from pfedlms.experiment.prepare import as_configured, prepare
+from pfedlms.experiment.prepare import execution_settings, prepare
 from pfedlms.methods import METHODS, Method
 from pfedlms.methods.consensus import Sketches
 from pfedlms.methods.obcsaa import decoded
@@ -272,7 +272,7 @@ def auc(scores: Tensor, held: Tensor) -> float:
 def measure(method: str, seed: int, rounds: list[int]) -> list[dict[str, Any]]:
     config = load_config(None, {"method": {"name": method}, "run": {"seed": seed, "device": "cpu"}})
     rows = []
-    with as_configured(config):
+    with execution_settings(config):
         federation = prepare(config)
         observer, held = Observer(federation.method, federation.data.clients), holdings(federation)
         federation.start()

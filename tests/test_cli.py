@@ -153,7 +153,7 @@ def test_a_wrong_call_exits_with_2_and_one_readable_message(arguments: list[str]
 
 
 def test_a_module_of_ones_own_that_cannot_be_used(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "IMPORTED", [])
+    monkeypatch.setattr(plugins, "IMPORTED_MODULES", [])
     monkeypatch.setattr(sys, "path", [*sys.path])
     Path("well_made.py").write_text("from pfedlms.methods import Method\nclass Mine(Method): ...\n")
     Path("badly_made.py").write_text("1 / 0")

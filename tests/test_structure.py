@@ -102,8 +102,8 @@ def test_public_names_are_pinned() -> None:
     assert sorted(pfedlms.__all__) == [
         "Callback", "Config", "PfedlmsError", "Problem", "Run", "RunInfo", "Study", "__version__", "aggregate",
         "bits_table", "check_method", "compare", "data", "export", "load", "load_config", "load_dataset",
-        "method_of", "methods", "models", "prepare", "pull", "quantise", "resume", "resume_study", "run", "same_run",
-        "sketch", "step", "study", "sweep", "tracking", "variant", "wire",
+        "method_of", "methods", "models", "prepare", "pull", "quantise", "resume", "run", "same_run", "sketch",
+        "step", "study", "sweep", "tracking", "variant", "wire",
     ]  # fmt: skip
     assert all(hasattr(pfedlms, name) for name in pfedlms.__all__)
 

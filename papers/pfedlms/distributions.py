@@ -38,7 +38,7 @@ def distributions(dataset: str, wanted: Wanted, outcome: Outcome) -> dict[str, A
 def _densities(run: pfedlms.Run) -> dict[str, dict[str, Any]]:
     """Of the weights of layers that have a matrix or more."""
     found = {}
-    for name, values in (run.trained().shared() or {}).items():
+    for name, values in (run.trained_models().shared() or {}).items():
         if values.ndim > 1:
             flat = values.to(torch.float64).flatten().cpu().numpy()
             density, edges = np.histogram(flat, BINS, density=True)

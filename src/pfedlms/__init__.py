@@ -25,7 +25,6 @@ if TYPE_CHECKING:
         method_of,
         prepare,
         resume,
-        resume_study,
         run,
         same_run,
         study,
@@ -42,8 +41,8 @@ __version__ = "0.1.0"
 __all__ = [
     "Callback", "Config", "PfedlmsError", "Problem", "Run", "RunInfo", "Study", "__version__", "aggregate",
     "bits_table", "check_method", "compare", "data", "export", "load", "load_config", "load_dataset",
-    "method_of", "methods", "models", "prepare", "pull", "quantise", "resume", "resume_study", "run", "same_run",
-    "sketch", "step", "study", "sweep", "tracking", "variant", "wire",
+    "method_of", "methods", "models", "prepare", "pull", "quantise", "resume", "run", "same_run", "sketch",
+    "step", "study", "sweep", "tracking", "variant", "wire",
 ]  # fmt: skip
 
 

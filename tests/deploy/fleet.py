@@ -14,9 +14,9 @@ from factories import same
 from pfedlms.deploy import Node, serve
 from pfedlms.engine import Federation
 from pfedlms.experiment.config import Config, load_config
-from pfedlms.experiment.loop import Running, execute
+from pfedlms.experiment.loop import ActiveRun, run_rounds
 from pfedlms.experiment.prepare import prepare
-from pfedlms.experiment.runs import Run, begin
+from pfedlms.experiment.runs import Run, start_run
 from pfedlms.experiment.store import RunDirectory
 
 CLIENTS = 4
@@ -125,7 +125,7 @@ def own_data() -> tuple[dict[str, str], dict[int, Any], tuple[int, ...]]:
 
 def alone(config: Config) -> Run:
     """The same run in one process: a cohort a client."""
-    return begin(config.with_run(out=""))
+    return start_run(config.with_run(out=""))
 
 
 class _Without:
@@ -147,8 +147,8 @@ def alone_without(
     """The run in one process in which a client takes no part."""
     federation = prepare(config)
     federation.participation = _Without(client, phases)  # type: ignore[assignment]
-    running = Running(config, federation)
-    execute(running, ())
+    running = ActiveRun(config, federation)
+    run_rounds(running, ())
     return running.metrics, federation
 
 

@@ -13,7 +13,7 @@ from fleet import CLIENTS, Fleet, alone, check_same_run, check_states, configure
 from pfedlms.deploy import Node
 from pfedlms.errors import UsageError
 from pfedlms.experiment.problem import Problem
-from pfedlms.experiment.runs import begin
+from pfedlms.experiment.runs import start_run
 from pfedlms.methods import METHODS
 
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -101,7 +101,7 @@ def test_data_of_the_nodes_own_are_read_by_name(tmp_path: Path) -> None:
         config = configured(method, tmp_path / method, data={**data, "class_names": ", ".join(names)})
         fleet = Fleet(config, tmp_path / "nodes", data=named)
         summary, metrics = served(config, fleet)
-        expected = begin(config.with_run(out=""), Problem(list(pairs.values())))
+        expected = start_run(config.with_run(out=""), Problem(list(pairs.values())))
         assert [plain(each) for each in metrics] == [plain(each) for each in expected.metrics]
         check_states(fleet, expected.federation)
         assert summary["classes"] == names

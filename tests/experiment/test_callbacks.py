@@ -23,7 +23,7 @@ import pfedlms
 from pfedlms import backend
 from pfedlms.errors import RunDirectoryError, StorageError, UsageError
 from pfedlms.experiment.callbacks import Callback
-from pfedlms.experiment.loop import Running
+from pfedlms.experiment.loop import ActiveRun
 from pfedlms.experiment.store import RunDirectory
 
 SMALL: dict[str, Any] = {key: value for key, value in SHORT.items() if key != "progress"}
@@ -166,7 +166,7 @@ def test_sigterm_leaves_as_it_would_have(tmp_path: Path) -> None:
         pfedlms.sweep(learning_rate=[0.1, 0.2], validation=0.2, out=tmp_path / "s", callbacks=[pressing], **RUN)
     assert caught.value.code == 143
     assert pressing.ends == [("interrupted", 3)]
-    done = pfedlms.resume_study(tmp_path / "s", progress=False)
+    done = pfedlms.resume(tmp_path / "s", progress=False)
     assert [run["status"] for run in done.summaries] == ["finished"] * 2
 
 
@@ -204,10 +204,10 @@ def test_the_last_write_that_fails_is_an_end(monkeypatch: pytest.MonkeyPatch, tm
 
 @pytest.mark.parametrize("error", [RunDirectoryError("broken"), StorageError(Path("r"), "no space", Path("r"))])
 def test_a_run_that_never_began_has_no_end(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: Running, checkpoint: Any) -> None:
+    def broken(self: ActiveRun, checkpoint: Any) -> None:
         raise error
 
-    monkeypatch.setattr(Running, "restore", broken)
+    monkeypatch.setattr(ActiveRun, "restore", broken)
     noted = Ends()
     with pytest.raises(type(error)):
         pfedlms.run(callbacks=[noted], **RUN)

@@ -15,8 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pfedlms.errors import ConfigError
-from pfedlms.experiment.config import RELATIVES, SCHEMA, SECTIONS, Config, load_config, parse_overrides, preset
-from pfedlms.experiment.rules import without_effect
+from pfedlms.experiment.config import (
+    RELATIVES,
+    SCHEMA,
+    SECTIONS,
+    Config,
+    load_config,
+    parse_overrides,
+    shipped_defaults,
+)
+from pfedlms.experiment.rules import ineffective_settings
 from pfedlms.methods import METHODS
 from pfedlms.settings import type_name
 
@@ -61,12 +69,12 @@ def test_methods_on_a_data_set_without_sweeps_have_the_settings_of_its_relative(
     """By hand: on CIFAR-10 gain 3 and allocation 0.7 were chosen for sketchvote. Nothing else comes from there, and
     nothing where the data set has a file of its own."""
     for dataset, model, augment in (("svhn", "vgg8", "crop"), ("cifar100", "vgg11", "crop+flip")):
-        tables = preset(dataset, "sketchvote")
+        tables = shipped_defaults(dataset, "sketchvote")
         assert tables["method"] == {"gain": 3.0, "allocation": 0.7}
         assert (tables["model"]["name"], tables["train"]["augment"]) == (model, augment)
-    own = preset("mnist", "zsign")
+    own = shipped_defaults("mnist", "zsign")
     monkeypatch.setitem(RELATIVES, "mnist", "cifar10")
-    assert preset("mnist", "zsign") == own
+    assert shipped_defaults("mnist", "zsign") == own
 
 
 def test_texts_of_the_command_line_take_the_type_of_their_key() -> None:
@@ -271,7 +279,7 @@ def test_shipped_files_load_and_open_with_the_command_that_runs_them(name: str) 
     for section, values in tables.items():
         for key, value in values.items():
             assert config.tables()[section][key] == value
-    assert preset(dataset, method).keys() >= tables.keys()
+    assert shipped_defaults(dataset, method).keys() >= tables.keys()
     other = load_config(None, {**named, "train": {"optimizer": "adamw", "learning_rate": 0.001}})
     assert other.given <= {"data.dataset", "train.optimizer", "train.learning_rate"}  # what is shipped is nobody's wish
-    assert not list(without_effect(other))
+    assert not list(ineffective_settings(other))

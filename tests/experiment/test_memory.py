@@ -47,7 +47,7 @@ def test_cohorts_are_even_and_fit(model: CohortModel, monkeypatch: pytest.Monkey
 def test_where_the_system_does_not_tell_all_are_stacked(model: CohortModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda device: None)
     assert memory.fitting_cohort(model, digits(5), 16) == 5
-    assert memory.room_for_all(federation("local"), TrainSettings())
+    assert memory.all_clients_fit(federation("local"), TrainSettings())
 
 
 WORK = 8 * 4 * DIM + 2 * 8 * 4 * (64 + 20 + 20 + 10 + 10)
@@ -89,7 +89,7 @@ def test_what_is_kept_lies_beside_the_work_or_elsewhere(
     """All keep θ, two work; together 0.6 of what is free."""
     free = (5 * 4 * DIM + 2 * WORK) * 10 // 6 + 1
     monkeypatch.setattr(memory, "free_memory", lambda device: free - missing)
-    assert memory.room_for_all(federation("local", participation=0.4), TrainSettings(batch_size=8)) is fits
+    assert memory.all_clients_fit(federation("local", participation=0.4), TrainSettings(batch_size=8)) is fits
 
 
 def test_results_do_not_depend_on_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import pfedlms
 from pfedlms.errors import ConfigError, DataError, PfedlmsError, UsageError
 from pfedlms.experiment.config import load_config, parse_overrides
-from pfedlms.experiment.grids import plan
+from pfedlms.experiment.grids import plan_grid
 
 QUICK: dict[str, Any] = {**SHORT, "method": "local", "rounds": 1}
 FEW: dict[str, Any] = {**QUICK, "clients": 2}
@@ -214,7 +214,7 @@ def test_a_number_of_seeds_that_is_none(seeds: Any) -> None:
     assert caught.value.problems == (f"seeds: got {seeds!r}, expected {expected}",)
 
 
-@pytest.mark.parametrize("ask", [load_config, lambda file, given: plan(file, given, "pfedlms,local")])
+@pytest.mark.parametrize("ask", [load_config, lambda file, given: plan_grid(file, given, "pfedlms,local")])
 def test_a_mistyped_setting_of_a_method_is_named_as_it_was_written(ask: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         ask(None, parse_overrides(["pfedlms.strenght=0.1"]))

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -24,7 +25,7 @@ import pfedlms
 from pfedlms.errors import ConfigError, RunDirectoryError, UsageError
 from pfedlms.experiment import plugins
 from pfedlms.experiment.config import load_config
-from pfedlms.experiment.rules import without_effect
+from pfedlms.experiment.rules import ineffective_settings
 from pfedlms.methods import METHODS
 from pfedlms.models import MODELS
 
@@ -144,18 +145,15 @@ def test_the_constants_of_images_are_written_down_and_used_again(tmp_path: Path)
     np.testing.assert_allclose(given.federation.data.x[:, 0].numpy(), (raw - 0.5) / 0.25, atol=1e-5)
 
 
-def test_a_cosine_has_a_floor_unless_told_otherwise(tmp_path: Path) -> None:
-    """Personalisation needs local steps in the last rounds; a folder of the last version goes on as it began."""
-    assert not list(without_effect(load_config(None, {"train": {"schedule": "cosine"}})))
-    (warned,) = without_effect(load_config(None, {"train": {"schedule": "cosine", "floor": 0.0}}))
+def test_a_cosine_has_a_floor_unless_told_otherwise() -> None:
+    """Personalisation needs local steps in the last rounds."""
+    assert not list(ineffective_settings(load_config(None, {"train": {"schedule": "cosine"}})))
+    (warned,) = ineffective_settings(load_config(None, {"train": {"schedule": "cosine", "floor": 0.0}}))
     assert warned.startswith("train.schedule: cosine ends at ")
     assert "the last local steps do nothing" in warned
     steps = {"schedule": "step", "decay": 0.1, "decay_every": 10, "rounds": 100}
-    assert "a larger train.decay" in next(iter(without_effect(load_config(None, {"train": steps}))))
-    stored = tmp_path / "config.toml"
-    stored.write_text('schema = 1\n[train]\nschedule = "cosine"\n')
-    assert load_config(stored, stored=True).train.floor == 0.0
-    assert load_config(stored).train.floor == 0.1
+    assert "a larger train.decay" in next(iter(ineffective_settings(load_config(None, {"train": steps}))))
+    assert load_config(None, {"train": {"schedule": "cosine"}}).train.floor == 0.1
 
 
 # --- studies ---
@@ -203,11 +201,10 @@ def test_cells_are_added_and_resumed_by_their_settings(tmp_path: Path) -> None:
     assert not everything.interrupted
     with pytest.raises(RunDirectoryError, match="holds runs already, narrow-seed0 with other settings"):
         pfedlms.study(cells={"narrow": {"method": "fedavg", "hidden": 5}}, out=tmp_path / "s", **options)
-    manifest = tmp_path / "s" / "study.json"
-    for name in ("study.json", "compare.json"):  # of this version and of the last
-        manifest = manifest.rename(tmp_path / "s" / name)
-        with pytest.raises(RunDirectoryError, match="s: holds a study already; name another out=DIR"):
-            pfedlms.run(method="fedavg", out=tmp_path / "s", **options)
+    with pytest.raises(ConfigError, match="by: got g_acc, but local has no shared model"):
+        pfedlms.study(cells=cells, by="g_acc", **options)
+    with pytest.raises(RunDirectoryError, match="s: holds a study already; name another out=DIR"):
+        pfedlms.run(method="fedavg", out=tmp_path / "s", **options)
 
 
 def test_a_study_without_a_finished_run_resumes_with_its_problem(tmp_path: Path) -> None:
@@ -256,12 +253,22 @@ def test_a_worker_that_dies_ends_its_run_alone(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="local seed . failed: .*its process ended with code 3"):
         done = pfedlms.compare((X, Y), dying, methods="local", seeds=2, workers=2, out=tmp_path / "s", **SMALL)
     assert [run.summary["status"] for run in done.runs] == ["failed", "failed"]
-    for resume in (pfedlms.load(tmp_path / "s").resume, lambda: pfedlms.resume_study(tmp_path / "s")):
+    for resume in (pfedlms.load(tmp_path / "s").resume, lambda: pfedlms.resume(tmp_path / "s")):
         with pytest.raises(UsageError, match=r"this run's data was .* pfedlms\.resume\('.*/s', data, model\)"):
             resume()
-    again = pfedlms.resume_study(tmp_path / "s", (X, Y), linear)
+    again = pfedlms.resume(tmp_path / "s", (X, Y), linear)
     assert [run.summary["status"] for run in again.runs] == ["finished", "finished"]
     assert [run.summary for run in pfedlms.resume(tmp_path / "s").runs] == [run.summary for run in again.runs]
+
+
+def test_a_signal_ends_a_study_with_workers(tmp_path: Path) -> None:
+    """SIGTERM ends the program with 143, as in a study in one process; the same call resumes it."""
+    stop = SimpleNamespace(on_start=lambda run: signal.raise_signal(signal.SIGTERM))
+    options: dict[str, Any] = {"methods": "local", "seeds": 2, "workers": 2, "out": tmp_path / "s", **SMALL}
+    with pytest.raises(SystemExit) as caught:
+        pfedlms.compare((X, Y), linear, callbacks=[stop], **options)
+    assert caught.value.code == 128 + signal.SIGTERM
+    assert not pfedlms.compare((X, Y), linear, **options).interrupted
 
 
 def test_no_run_is_begun_after_the_time_is_up(tmp_path: Path) -> None:
@@ -332,7 +339,7 @@ def test_methods_and_models_of_installed_packages(monkeypatch: pytest.MonkeyPatc
         "pfedlms.methods": [SimpleNamespace(name="installed", value="package:Installed", load=lambda: Installed)],
         "pfedlms.models": [SimpleNamespace(name="flat", value="package:flat", load=lambda: flat)],
     }
-    monkeypatch.setattr(plugins, "installed", lambda group, path: points[group])
+    monkeypatch.setattr(plugins, "installed_entry_points", lambda group, path: points[group])
     try:
         run = pfedlms.run(method="installed", model="flat", **SMALL)
         assert run.summary["model"] == "flat"

@@ -22,11 +22,11 @@ from pfedlms import files, rng
 from pfedlms.cli import main
 from pfedlms.errors import ConfigError, PfedlmsError, RunDirectoryError, StorageError, UsageError
 from pfedlms.experiment import studies
-from pfedlms.experiment.grids import plan
+from pfedlms.experiment.grids import plan_grid
 
 
 def planned(methods: Any, overrides: dict[str, Any] | None = None, file: Path | None = None) -> dict[str, Any]:
-    return {each.label: each.config for each in plan(file, overrides or {}, methods).planned}
+    return {each.label: each.config for each in plan_grid(file, overrides or {}, methods).planned}
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_variants_have_rows_folders_and_results_of_their_own(
 
 
 def test_models_that_would_fill_the_memory_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(studies, "_KEPT_BYTES", 1000)
+    monkeypatch.setattr(studies, "_MAX_MODEL_BYTES", 1000)
     comparison = pfedlms.compare(methods="local", seeds=1, **SMALL)
     assert comparison.runs[0].metrics
     with pytest.raises(UsageError, match="give out=DIR"):
@@ -168,7 +168,7 @@ def test_a_run_that_cannot_go_on_leaves_no_other_locked(broken: str, tmp_path: P
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         with pytest.raises(RunDirectoryError) as caught:
-            studies.load_study(out).play()
+            studies.load_study(out).train()
         held = [file for file in Path("/proc/self/fd").iterdir() if str(file.resolve()).startswith(str(out))]
         del caught  # until then nothing is collected
     assert not held
@@ -182,7 +182,7 @@ def test_a_run_of_a_comparison_keeps_its_own_data(tmp_path: Path) -> None:
         (folder / name).unlink(missing_ok=True)
     change(folder, 'dataset = "digits"', 'dataset = "mnist"')
     with pytest.raises(PfedlmsError, match="mnist"):
-        studies.load_study(tmp_path / "c").play()
+        studies.load_study(tmp_path / "c").train()
 
 
 def test_an_edge_is_told_for_three_numbers_or_more() -> None:

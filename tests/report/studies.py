@@ -57,10 +57,11 @@ def a_run(
     return config
 
 
-def a_comparison(folder: Path, runs: dict[str, tuple[str, str]], manifest: str = "compare.json", **more: Any) -> None:
+def a_comparison(folder: Path, runs: dict[str, tuple[str, str]], axes: Any = None, by: str = "p_acc") -> None:
     """The plan of runs made before: folder → name of its row and configuration."""
     names, configs = ({key: pair[at] for key, pair in runs.items()} for at in (0, 1))
-    (folder / manifest).write_text(json.dumps({"schema": 1, "names": names, "runs": configs, **more}))
+    manifest = {"schema": 1, "names": names, "runs": configs, "axes": axes or {}, "by": by}
+    (folder / "study.json").write_text(json.dumps(manifest))
 
 
 def compared(folder: Path, **summary: Any) -> Path:
@@ -88,7 +89,7 @@ def swept(
         config = a_run(folder / f"r{at}", "fedavg", [accuracy], kib=1, settings={"train": chosen}, status=status)
         made[f"r{at}"] = (" ".join(f"{key}={value}" for key, value in chosen.items()), config)
     named = {f"train.{key}": values for key, values in axes.items()}
-    a_comparison(folder, made, "sweep.json", axes=named, by="p_acc")
+    a_comparison(folder, made, axes=named)
     return folder
 
 

@@ -95,7 +95,7 @@ def test_methods_of_a_sweep_have_lines_of_their_own(tmp_path: Path) -> None:
         name, own = method.partition(":")[0], {"train": {"learning_rate": rate}}
         config = a_run(tmp_path / f"r{at}", name, [50.0 + at], kib=1, settings=own)
         made[f"r{at}"] = (f"{method} learning_rate={rate}", config)
-    a_comparison(tmp_path, made, "sweep.json", axes={"train.learning_rate": [0.1, 0.2]}, by="p_acc")
+    a_comparison(tmp_path, made, axes={"train.learning_rate": [0.1, 0.2]})
     figure = figures.by_setting(section_of(tmp_path))
     assert figure is not None
     lines = {(own["row"], own["x"], own["mean"]) for own in figure.chart.to_dict()["data"]["values"]}

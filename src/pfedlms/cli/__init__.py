@@ -1,7 +1,7 @@
-"""The command line: thin functions over `experiment` and `report`, a file for each kind of command.
+"""The command line: thin functions over `experiment` and `report`, one file for each kind of command.
 
-Each command is a pair: `add_x` gives a parser its options, with the help in its docstring; `x` does the work, and
-imports what it takes, so that help does not wait for PyTorch.
+Each command `x` has two functions: `add_x` adds its options to a parser, and its docstring is the help; `x` does the
+work, and imports what it needs only then, so that help does not wait for PyTorch.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any, NoReturn
 
 from pfedlms import __version__
 from pfedlms.cli import data, deploy, lists, stored, train
-from pfedlms.cli.options import as_options, check_config, say
+from pfedlms.cli.options import check_config, say, translate_arguments
 from pfedlms.errors import DownloadError, PfedlmsError, did_you_mean
-from pfedlms.experiment.schema import OPTIONS, meant
+from pfedlms.experiment.schema import OPTIONS, place_by_other_name
 
 DESCRIPTION = """\
 Personalised federated learning that talks in low-bit sketches.
@@ -34,7 +34,7 @@ commands:
   report DIR… -o F   one page to read, of any runs: tables, figures, raw data
   export DIR         write models: --client K, --global or --all FOLDER; --best
   reproduce NAME     a table or figure of the paper, measured beside printed
-  data show          samples by client and class; download NAME; check: files
+  data show          samples by client and class; data download NAME: its files
   bits               bits per client and round of any model, method and setting
   deploy init DIR    a folder for a server and nodes (Flower); check: all there?
   methods, datasets, models, settings: what there is; methods check MODULE:CLASS
@@ -46,14 +46,14 @@ Each command explains itself: pfedlms run --help. Any setting can be given, too:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code: 0 done, 1 a run failed, 2 wrong use, 130 interrupted by Ctrl-C, 143 by
-    SIGTERM. Of several processes that torchrun started only the first prints. The others print what keeps them from
+    SIGTERM. If torchrun started several processes, only the first prints. The others print only what keeps them from
     starting: data may be missing on one machine alone."""
     started_together = "MASTER_ADDR" in os.environ
     rank = os.environ.get("RANK", "0") if started_together else "0"
     if rank == "0":
         if started_together:
-            # torchrun sends it to all when one has died. A run handles it; before and after that this process would end
-            # without having named the other.
+            # torchrun sends SIGTERM to all processes when one has died. A run handles it. Before and after the run
+            # this process must not end by it, or nobody would read why the other one died.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         return _main(arguments)
     with open(os.devnull, "w") as nothing, redirect_stdout(nothing), redirect_stderr(io.StringIO()) as errors:
@@ -65,15 +65,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(arguments: Sequence[str] | None) -> int:
     parser = _parser()
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    # The options of `reproduce` are those of another program.
-    options, unknown = parser.parse_known_args(given[:1] if given[:1] == ["reproduce"] else given)
-    options.rest = given[1:]
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    # `reproduce` passes its options on to another program.
+    options, unknown = parser.parse_known_args(words[:1] if words[:1] == ["reproduce"] else words)
+    options.rest = words[1:]
     if unknown:
         parser.refuse(options.command, unknown[0])
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an old terminal shows "?" for "±" instead of a traceback
-    warnings.showwarning = lambda message, *rest, **more: say(as_options(f"warning: {message}"))
+    warnings.showwarning = lambda message, *rest, **more: say(translate_arguments(f"warning: {message}"))
     try:
         check_config(getattr(options, "config", None))
         if getattr(options, "imports", None):
@@ -82,10 +82,10 @@ def _main(arguments: Sequence[str] | None) -> int:
             import_modules(options.imports)
         return int(options.handler(options) or 0)
     except PfedlmsError as error:
-        lines = as_options(str(error)).splitlines()
-        one = len(lines) == 1 or isinstance(error, DownloadError)
-        title = lines if one else [f"{len(lines)} problems in the settings", *lines]
-        say("error: " + "\n  ".join(title), style="red")
+        lines = translate_arguments(str(error)).splitlines()
+        is_list = len(lines) > 1 and not isinstance(error, DownloadError)
+        title = [f"{len(lines)} problems in the settings"] if is_list else []
+        say("error: " + "\n  ".join([*title, *lines]), style="red")
         return error.exit_code
     except KeyboardInterrupt:
         say("interrupted; a run directory has its latest checkpoint: pfedlms resume DIR")
@@ -95,57 +95,57 @@ def _main(arguments: Sequence[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        # What fails while a run is stored is a StorageError; the rest is about a path that was given.
+        # A file of a run that cannot be written is a StorageError; this is about another path that the user gave.
         say(f"error: {error.filename}: {error.strerror}")
         return 2
 
 
 class _Parser(argparse.ArgumentParser):
     def refuse(self, command: str, option: str) -> NoReturn:
-        """An option the command does not have, with what was probably meant."""
-        parsers = next(each.choices for each in self._actions if isinstance(each, argparse._SubParsersAction))
-        known = {
+        """Exit for an option that the command does not have, with the option that was probably meant."""
+        parsers = next(action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction))
+        options = {
             name: [option for option in parser._option_string_actions if option.startswith("--")]
             for name, parser in parsers.items()
         }
         parser: _Parser = parsers[command]
-        parser.error(f"unknown argument {option!r}; {suggestion(option, known[command], known)}")
+        parser.error(f"unknown argument {option!r}; {suggest_option(option, options[command], options)}")
 
     def error(self, message: str) -> NoReturn:
-        """One readable line; argparse's own lists of choices are replaced by the nearest name."""
+        """Exit with one readable line; the nearest name replaces argparse's lists of choices."""
         if "invalid choice: " in message:
             wrong = message.split("invalid choice: ")[1].rsplit(" (choose", 1)[0]
             message = f"unknown command {wrong}; {did_you_mean(wrong[1:-1], COMMANDS)}"
         self.exit(2, f"error: {message}\nsee: {self.prog} --help\n")
 
 
-_OTHERS = {"--silent": "--quiet", "--metric": "--by", "--trials": "--seeds", "--repeats": "--seeds"}
-"""Options that stand for no setting, by what others call them."""
+_OTHER_NAMES = {"--silent": "--quiet", "--metric": "--by", "--trials": "--seeds", "--repeats": "--seeds"}
+"""Options that stand for no setting, by the names that other tools have for them."""
 _RELATED = (("--method", "--methods"), ("--seed", "--seeds"), ("--client", "--clients"))
 
 
-def suggestion(option: str, own: Sequence[str], commands: Mapping[str, Sequence[str]]) -> str:
-    """A closing sentence for an option that is not among a command's `own`: what is called so elsewhere, a setting of
-    that name, the command that has it (`commands`: their options), or the nearest spelling."""
+def suggest_option(option: str, own: Sequence[str], commands: Mapping[str, Sequence[str]]) -> str:
+    """A closing sentence for an option that is not among a command's `own`: our name for what other tools call so, a
+    setting of that name, the command that has it (`commands` has their options), or the nearest spelling."""
     name = option.partition("=")[0].lower().replace("_", "-")
-    place = meant(name.removeprefix("--")) or _setting(name.removeprefix("--").replace("-", "_"))
+    place = place_by_other_name(name.removeprefix("--")) or _setting(name.removeprefix("--").replace("-", "_"))
     flags = {dest: f"--{flag}" for flag, (dest, _) in OPTIONS.items()}
-    likely = [_OTHERS.get(name, name), *([flags.get(place, "--out")] if place in (*flags, "run.out") else [])]
+    likely = [_OTHER_NAMES.get(name, name), *([flags.get(place, "--out")] if place in (*flags, "run.out") else [])]
     likely += [other for pair in _RELATED if set(pair) & set(likely) for other in pair]
-    for each in likely:
-        if each in own:
-            return f"did you mean {each}?"
+    for candidate in likely:
+        if candidate in own:
+            return f"did you mean {candidate}?"
     if place:
         return f"did you mean --set {place}=…?" if "--set" in own else f"{place} is a setting of a run"
-    having = [command for command, options in commands.items() if name in options]
-    return f"it is an option of {' and '.join(having[:3])}" if having else did_you_mean(name, own)
+    owners = [command for command, options in commands.items() if name in options]
+    return f"it is an option of {' and '.join(owners[:3])}" if owners else did_you_mean(name, own)
 
 
 def _setting(key: str) -> str | None:
-    from pfedlms.experiment.config import keys
+    from pfedlms.experiment.config import setting_fields
     from pfedlms.methods import METHODS
 
-    return next((f"{section}.{name}" for section, name in keys(METHODS) if name == key), None)
+    return next((f"{section}.{name}" for section, name in setting_fields(METHODS) if name == key), None)
 
 
 def _parser() -> _Parser:
@@ -171,7 +171,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], Any], Callable[[argpars
     "compare": (train.compare, train.add_compare),
     "sweep": (train.sweep, train.add_sweep),
     "resume": (train.resume, train.add_resume),
-    "show": (stored.show_stored, stored.add_show),
+    "show": (stored.show, stored.add_show),
     "report": (stored.report, stored.add_report),
     "export": (stored.export, stored.add_export),
     "reproduce": (train.reproduce, train.add_reproduce),
@@ -181,4 +181,4 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], Any], Callable[[argpars
     "methods": (lists.methods, lists.add_methods),
     **dict.fromkeys(("datasets", "models", "settings"), (lists.listing, lists.add_listing)),
 }
-"""What each does, and its options."""
+"""Each command with its function and the function that adds its options."""

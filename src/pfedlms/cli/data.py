@@ -1,4 +1,4 @@
-"""data show, download: how data are partitioned, and the files data sets are read from."""
+"""data show, data download: how data are partitioned, and the files of data sets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
-from pfedlms.cli.options import add, check_config, dispatch, overrides, say, show
+from pfedlms.cli.options import add_options, check_config, dispatch, output, overrides, say
 from pfedlms.errors import UsageError
 from pfedlms.report import figures
 from pfedlms.report.charts import check_file
@@ -19,10 +19,10 @@ def add_data(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("what", metavar="show|download", help="what to do")
     help = "show: a TOML file, options below come on top of it; else the name of a data set"
     sub.add_argument("subject", nargs="?", metavar="CONFIG|NAME", help=help)
-    add(sub, "dataset", "data-dir", "clients", "partition", "alpha", "validation", "seed", "--set", "--plot")
+    add_options(sub, "dataset", "data-dir", "clients", "partition", "alpha", "validation", "seed", "--set", "--plot")
     help = "download: replaces files with another checksum"
     sub.add_argument("--force", action="store_true", help=help)
-    add(sub, "--json")
+    add_options(sub, "--json")
 
 
 def data(options: argparse.Namespace) -> int:
@@ -38,7 +38,7 @@ def _show(options: argparse.Namespace) -> None:
     if options.plot:
         check_file(options.plot)
     document = holdings(load_config(options.subject, overrides(options)))
-    show(options, document, lambda _: plans.client_table(document), document["clients"])
+    output(options, document, lambda _: plans.holdings(document), document["clients"])
     if options.plot:
         figures.client_map(document).save(options.plot)
 
@@ -59,7 +59,7 @@ def _download(options: argparse.Namespace) -> None:
 
 
 class _Bar:
-    """A progress bar as pooch takes one; it is shown on a terminal only."""
+    """A progress bar with the methods that pooch calls; it is shown on a terminal only."""
 
     total = 0
 

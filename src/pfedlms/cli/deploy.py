@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from pfedlms.cli.options import add, dispatch, say, show
-from pfedlms.report.tables import table_from_records
+from pfedlms.cli.options import add_options, dispatch, output, say
+from pfedlms.report.tables import table_of
 
 
 def add_deploy(sub: argparse.ArgumentParser) -> None:
@@ -15,7 +15,7 @@ def add_deploy(sub: argparse.ArgumentParser) -> None:
     approve DIR: let this machine take part in runs of the app in DIR. upgrade DIR: bring a folder of an older version
     up to date. docs/deploy.md walks through it."""
     sub.add_argument("what", metavar="init|check|approve|upgrade", help="what to do")
-    add(sub, "directory")
+    add_options(sub, "directory")
     sub.add_argument("--nodes", type=int, metavar="N", default=3, help="init: how many (default: 3)")
     sub.add_argument("--server", metavar="ADDRESS", help="init: its name or address; check: HOST:PORT")
     sub.add_argument("--port", type=int, metavar="N", default=8000, help="init: of the gate, for nodes (default: 8000)")
@@ -23,7 +23,7 @@ def add_deploy(sub: argparse.ArgumentParser) -> None:
         "--link-port", type=int, metavar="N", help="init: of the SuperLink on loopback (default: --port + 1)"
     )
     sub.add_argument("--run-config", metavar="TEXT", help="approve: settings, as run.sh takes them")
-    add(sub, "method", "dataset", "--json")
+    add_options(sub, "method", "dataset", "--json")
 
 
 def deploy(options: argparse.Namespace) -> int:
@@ -33,14 +33,14 @@ def deploy(options: argparse.Namespace) -> int:
 def _init(options: argparse.Namespace) -> int:
     from pfedlms.flower.folder import write_folder
 
-    chosen = {
+    arguments = {
         "method": vars(options)["method.name"],
         "dataset": vars(options)["data.dataset"],
         "server": options.server,
     }
-    given = {name: value for name, value in chosen.items() if value is not None}
-    files = write_folder(options.directory, options.nodes, port=options.port, link_port=options.link_port, **given)
-    show(options, {"directory": str(options.directory), "files": list(map(str, files))}, table_from_records, [])
+    arguments = {name: value for name, value in arguments.items() if value is not None}
+    files = write_folder(options.directory, options.nodes, port=options.port, link_port=options.link_port, **arguments)
+    output(options, {"directory": str(options.directory), "files": list(map(str, files))}, table_of, [])
     say(f"{len(files)} files; next steps: {options.directory / 'README.md'}")
     return 0
 
@@ -48,17 +48,17 @@ def _init(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> int:
     from pfedlms.flower.check import check
 
-    found = check(options.directory, options.server)
-    rows = [{"": "✗" if each.wrong else "✓", "what": each.what, "found": each.said} for each in found]
-    show(options, [asdict(each) for each in found], table_from_records, rows)
-    return int(any(each.wrong for each in found))
+    results = check(options.directory, options.server)
+    rows = [{"": "✗" if result.wrong else "✓", "what": result.what, "found": result.said} for result in results]
+    output(options, [asdict(result) for result in results], table_of, rows)
+    return int(any(result.wrong for result in results))
 
 
 def _approve(options: argparse.Namespace) -> int:
     from pfedlms.flower.approval import approve, run_config
 
     entry = approve(options.directory, run_config(["--run-config", options.run_config] if options.run_config else []))
-    show(options, entry, table_from_records, [{"what": key, "approved": str(value)} for key, value in entry.items()])
+    output(options, entry, table_of, [{"what": key, "approved": str(value)} for key, value in entry.items()])
     return 0
 
 
@@ -66,7 +66,7 @@ def _upgrade(options: argparse.Namespace) -> int:
     from pfedlms.flower.folder import upgrade
 
     steps = upgrade(options.directory)
-    show(options, {"steps": steps}, table_from_records, [])
+    output(options, {"steps": steps}, table_of, [])
     for step in steps:
         say(step)
     return 0

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import fields
 from typing import Any
 
-from pfedlms.cli.options import add, overrides, show
+from pfedlms.cli.options import add_options, output, overrides
 from pfedlms.errors import UsageError
 from pfedlms.report.tables import table_from_records
 
@@ -16,7 +16,7 @@ Rows = list[dict[str, Any]]
 def add_bits(sub: argparse.ArgumentParser) -> None:
     """Bits of one client and round, from messages that are encoded and decoded; FedProto as if every client held every
     class."""
-    add(
+    add_options(
         sub,
         *("method", "model", "clients", "dataset"),
         method="method by name (default: all)",
@@ -25,21 +25,21 @@ def add_bits(sub: argparse.ArgumentParser) -> None:
         dataset="take sample shape, model and classes from this data set (default: mnist; 32x32 images for vgg)",
     )
     sub.add_argument("--classes", type=int, metavar="C", help="number of classes (default: the data set's)")
-    add(sub, "--set", "--import", "--json")
+    add_options(sub, "--set", "--import", "--json")
 
 
 def bits(options: argparse.Namespace) -> None:
     from pfedlms.experiment.cost import bits_table
     from pfedlms.report import plans
 
-    chosen = overrides(options)
-    rows = bits_table(chosen, options.classes)
-    show(options, rows[0] if "name" in chosen.get("method", {}) else rows, plans.message_table, rows)
+    tables = overrides(options)
+    rows = bits_table(tables, options.classes)
+    output(options, rows[0] if "name" in tables.get("method", {}) else rows, plans.bits, rows)
 
 
 def add_listing(sub: argparse.ArgumentParser) -> None:
     """List the names to choose from."""
-    add(sub, "--import", "--json")
+    add_options(sub, "--import", "--json")
 
 
 def add_methods(sub: argparse.ArgumentParser) -> None:
@@ -51,7 +51,7 @@ def add_methods(sub: argparse.ArgumentParser) -> None:
 
 def listing(options: argparse.Namespace) -> None:
     rows = {"methods": list_methods, "datasets": datasets, "models": models, "settings": settings}[options.command]()
-    show(options, rows, table_from_records, rows)
+    output(options, rows, table_of, rows)
 
 
 def methods(options: argparse.Namespace) -> int:
@@ -59,17 +59,17 @@ def methods(options: argparse.Namespace) -> int:
         listing(options)
         return 0
     from pfedlms.engine.method_check import check_method
-    from pfedlms.experiment.plugins import resolve
+    from pfedlms.experiment.plugins import find_object
 
     if not options.method:
         raise UsageError("methods check: say which, for example: pfedlms methods check my_methods:FedProx")
-    report = check_method(resolve(options.method))
+    report = check_method(find_object(options.method))
     print(report)
     return 0 if report.ok else 1
 
 
 def list_methods() -> Rows:
-    """Name, what is kept, bits per parameter for the paper's MNIST model, and the paper."""
+    """Name, kind of models, bits per parameter for the paper's MNIST model, and the paper."""
     from pfedlms.experiment.cost import bits_table
     from pfedlms.experiment.plugins import load_plugins
     from pfedlms.methods import METHODS
@@ -91,7 +91,7 @@ def list_methods() -> Rows:
 def datasets() -> Rows:
     from pfedlms.data.sources import DATASETS, PATHS
 
-    own = {"classes": "–", "shape": "–", "needs --data-dir": "no"}
+    unknown = {"classes": "–", "shape": "–", "needs --data-dir": "no"}
     named = [
         {
             "name": name,
@@ -102,7 +102,7 @@ def datasets() -> Rows:
         }
         for name, source in DATASETS.items()
     ]
-    return [*named, *({"name": f"{kind}:PATH", **own, "what": what} for kind, what in PATHS.items())]
+    return [*named, *({"name": f"{kind}:PATH", **unknown, "what": what} for kind, what in PATHS.items())]
 
 
 def models() -> Rows:
@@ -123,16 +123,16 @@ def models() -> Rows:
 
 
 def settings() -> Rows:
-    """Every key; methods may share a name with another default and meaning, so each row says whose it is."""
-    from pfedlms.experiment.config import owners
+    """Every key, once for each method that has it: methods may have the same key with another default and meaning."""
+    from pfedlms.experiment.config import setting_classes
     from pfedlms.methods import METHODS
     from pfedlms.settings import CUSTOM
 
     rows = []
-    for section, name, cls in owners(METHODS):
-        for each in fields(cls):
-            about, choices = each.metadata["help"], each.metadata["choices"] or list
+    for section, name, cls in setting_classes(METHODS):
+        for key in fields(cls):
+            about, choices = key.metadata["help"], key.metadata["choices"] or list
             values = ", ".join(value for value in choices() if value != CUSTOM)
             meaning = f"{about} ({values})" if values else about
-            rows.append({"setting": f"{section}.{each.name}", "for": name, "default": each.default, "meaning": meaning})
+            rows.append({"setting": f"{section}.{key.name}", "for": name, "default": key.default, "meaning": meaning})
     return rows

@@ -1,5 +1,5 @@
-"""What commands share: options, of which those that stand for a setting are derived from the schema; and output, tables
-and documents on standard output, messages on standard error."""
+"""Options and output that commands share. Options that stand for a setting are derived from the schema. Tables and
+documents go to standard output, messages to standard error."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import argparse
 import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from pfedlms.errors import UsageError, did_you_mean
-from pfedlms.experiment.schema import OPTIONS, meaning
-from pfedlms.report.runs import score_text
+from pfedlms.experiment.schema import OPTIONS, short_help
 from pfedlms.report.tables import Table
 
 
@@ -39,7 +38,7 @@ SHARED: dict[str, dict[str, Any]] = {
         "action": "append", "default": [], "metavar": "SECTION.KEY=VALUE",
         "help": "any setting (pfedlms settings); may be repeated",
     },
-    "--moved": {"metavar": "DIR", "help": "where the data set's files are now, if they were moved"},
+    "--data-dir": {"metavar": "DIR", "help": "where the data set's files are now, if they were moved"},
     "--plot": {"metavar": "FILE", "help": "draw the result; PNG, SVG or PDF (extra: report)"},
     "--workers": {
         "type": positive_int, "metavar": "N", "default": 1,
@@ -48,33 +47,33 @@ SHARED: dict[str, dict[str, Any]] = {
     "--json": {"action": "store_true", "help": "print JSON and nothing else on standard output"},
     "--quiet": {"action": "store_true", "help": "no progress; the folder of the results is still named"},
 }  # fmt: skip
-"""Arguments of argparse by option."""
+"""Options of several commands, with the arguments of argparse."""
 
 
-def add(sub: argparse.ArgumentParser, *names: str, **helps: str) -> None:
-    """Options by name: shared ones, or the name of one that stands for a setting, whose help `helps` may replace;
-    `settings` are all of these but the method, with where results go."""
+def add_options(sub: argparse.ArgumentParser, *names: str, **helps: str) -> None:
+    """Add options by name: shared ones, and those that stand for a setting, whose help `helps` may replace. `settings`
+    adds all options that stand for a setting except the method, and --out and --set."""
     for name in names:
         if name == "settings":
-            add(sub, *(each for each in OPTIONS if each != "method"), "--out", "--set")
+            add_options(sub, *(option for option in OPTIONS if option != "method"), "--out", "--set")
         elif name in SHARED:
-            sub.add_argument("--data-dir" if name == "--moved" else name, **SHARED[name])
+            sub.add_argument(name, **SHARED[name])
         else:
             place, metavar = OPTIONS[name]
-            help = helps.get(name) or meaning(place).replace("%", "%%")
-            how: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_const", "const": "true"}
-            sub.add_argument(f"--{name}", dest=place, help=help, **how)
+            help = helps.get(name) or short_help(place).replace("%", "%%")
+            kind: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_const", "const": "true"}
+            sub.add_argument(f"--{name}", dest=place, help=help, **kind)
 
 
 def add_study(sub: argparse.ArgumentParser, seeds: int) -> None:
-    """What comparisons and sweeps have in common."""
+    """Add the options that comparisons and sweeps have in common."""
     help = f"how many seeds, from --seed on (default: {seeds})"
     sub.add_argument("--seeds", type=positive_int, metavar="N", default=seeds, help=help)
-    add(sub, "--workers", "settings", "--plot", "--json", "--quiet")
+    add_options(sub, "--workers", "settings", "--plot", "--json", "--quiet")
 
 
 def dispatch(options: argparse.Namespace, **handlers: Callable[[argparse.Namespace], int | None]) -> int:
-    """Do what a command is told to by its first word."""
+    """Call the handler that the first word after the command names."""
     if options.what not in handlers:
         raise UsageError(f"{options.command}: got {options.what!r}; {did_you_mean(options.what, handlers)}")
     return handlers[options.what](options) or 0
@@ -83,24 +82,24 @@ def dispatch(options: argparse.Namespace, **handlers: Callable[[argparse.Namespa
 _ARGUMENTS = "by|callbacks|classes|client|data_dir|methods|out|plot|seeds|workers"
 
 
-def as_options(text: str) -> str:
-    """An error as users of the command line know its words: arguments of Python's functions as options."""
-    text = re.sub(rf"(?m)^({_ARGUMENTS})(?=: )", lambda found: f"--{found[1].replace('_', '-')}", text)
-    return re.sub(rf"\b({_ARGUMENTS})=(?=[A-Z])", lambda found: f"--{found[1].replace('_', '-')} ", text)
+def translate_arguments(text: str) -> str:
+    """An error message for the command line: arguments of Python functions in it become options."""
+    text = re.sub(rf"(?m)^({_ARGUMENTS})(?=: )", lambda match: f"--{match[1].replace('_', '-')}", text)
+    return re.sub(rf"\b({_ARGUMENTS})=(?=[A-Z])", lambda match: f"--{match[1].replace('_', '-')} ", text)
 
 
-def check_config(given: str | None) -> None:
-    """A second value for an option would be taken for the TOML file."""
-    if given and not given.endswith(".toml") and not Path(given).exists():
-        many = "an option takes one value, and a sweep's are joined by commas: --learning-rate .03,.1"
-        meant = f"did you mean --set {given}?" if re.match(r"\w+\.\w+=", given) else many
-        raise UsageError(f"CONFIG: got {given!r}, expected a TOML file; {meant}")
+def check_config(file: str | None) -> None:
+    """Refuse a CONFIG that is no file: a second value for an option is parsed as CONFIG."""
+    if file and not file.endswith(".toml") and not Path(file).exists():
+        one_value = "an option takes one value, and a sweep's are joined by commas: --learning-rate .03,.1"
+        remedy = f"did you mean --set {file}?" if re.match(r"\w+\.\w+=", file) else one_value
+        raise UsageError(f"CONFIG: got {file!r}, expected a TOML file; {remedy}")
 
 
 def assignments(options: argparse.Namespace) -> list[str]:
-    """Texts `section.key=value`: those of `--set`, then those of options that stand for a setting."""
-    given = [f"{name}={value}" for name, value in vars(options).items() if "." in name and value is not None]
-    return [*options.set, *given]
+    """Texts `section.key=value` of `--set`, then of options that stand for a setting."""
+    texts = [f"{name}={value}" for name, value in vars(options).items() if "." in name and value is not None]
+    return [*options.set, *texts]
 
 
 def overrides(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -110,8 +109,8 @@ def overrides(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 
 def out_directory(options: argparse.Namespace, configured: str, label: str) -> Path:
-    """The directory asked for, or a fresh one named by time. A run's own config.toml names its own directory,
-    which is not meant when it is run again."""
+    """The directory that the user names, or a new one named by time. The config.toml of a run names that run's
+    directory, which is not meant when the file is used for another run."""
     if options.config and not options.out and Path(configured).resolve() == Path(options.config).resolve().parent:
         configured = ""
     if options.out or configured:
@@ -124,16 +123,16 @@ def out_directory(options: argparse.Namespace, configured: str, label: str) -> P
 # --- output
 
 
-def show(options: argparse.Namespace, document: Any, table: Callable[[Any], Table], rows: Sequence[Any]) -> None:
-    """On standard output the document, or a table of the rows, if there are any."""
+def output(options: argparse.Namespace, document: Any, table: Callable[[Any], Table], rows: Sequence[Any]) -> None:
+    """Print the document with --json, else a table of the rows, if there are any."""
     if options.json:
         print(json.dumps(document, indent=2))
     elif rows:
-        show_table(table(rows))
+        print_table(table(rows))
 
 
-def show_table(table: Table, where: Console | None = None) -> None:
-    """On a terminal the columns that it has room for; all of them in a pipe."""
+def print_table(table: Table, where: Console | None = None) -> None:
+    """Print the columns that a terminal has room for; in a pipe all of them."""
     screen = where or Console()
     if screen.is_terminal:
         screen.print(table.rich(max(screen.width, 60)), highlight=False)
@@ -144,14 +143,5 @@ def show_table(table: Table, where: Console | None = None) -> None:
 
 
 def say(text: str, style: str | None = None) -> None:
-    """Words on standard error, as they are."""
+    """Print a message on standard error."""
     Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True, style=style)
-
-
-def best_round(summary: Mapping[str, Any]) -> str:
-    """Which round was best by validation, of a run that has one; and that it stopped for that, if it did."""
-    best = summary["best"]
-    kept = "stopped_early" in summary and "transport" not in summary  # nodes keep their latest model only
-    where = "; its models: pfedlms export --best" if kept else ""
-    early = f"stopped early after {summary['rounds']} rounds: " if summary.get("stopped_early") else ""
-    return f"{early}V-acc was highest in round {best['round']}, {score_text(best['v_acc'], summary)}{where}"

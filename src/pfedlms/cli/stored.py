@@ -1,4 +1,4 @@
-"""show, export, report: from folders of runs, without training."""
+"""show, export, report: commands that read folders of runs and train nothing."""
 
 from __future__ import annotations
 
@@ -6,33 +6,34 @@ import argparse
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
-from pfedlms.cli.options import add, say, show_table
-from pfedlms.cli.train import show_found
+from pfedlms.cli.options import add_options, print_table, say
+from pfedlms.cli.train import print_results
 from pfedlms.errors import PfedlmsError, RunDirectoryError, UsageError
 from pfedlms.report.runs import RunLike, Section, group_by_problem
 
 _DEPTH = 4
-"""Folders in folders that are searched for runs."""
+"""How many levels of folders are searched for runs."""
 
 
 def add_show(sub: argparse.ArgumentParser) -> None:
     """Print the results of a run, comparison or sweep; needs no data."""
-    add(sub, "directory")
+    add_options(sub, "directory")
     sub.add_argument("--clients", action="store_true", help="a table of the clients of a run: samples and P-acc")
-    add(sub, "--moved", "--import", "--json")
+    add_options(sub, "--data-dir", "--import", "--json")
 
 
 def add_export(sub: argparse.ArgumentParser) -> None:
     """Write models, from the checkpoint alone; the suffix decides the format: .pt (a PyTorch state dict) or .onnx."""
-    add(sub, "directory")
+    add_options(sub, "directory")
     which = sub.add_mutually_exclusive_group()
     which.add_argument("--client", metavar="K", help="the model of this client: its number from 0, or its name")
     which.add_argument("--global", dest="shared", action="store_true", help="the model all share, before local steps")
     which.add_argument("--all", type=Path, metavar="FOLDER", help="every client's, as FOLDER/client-0.pt, …")
     sub.add_argument("--best", action="store_true", help="after the round with the highest V-acc (train.patience)")
     sub.add_argument("-o", "--output", type=Path, metavar="FILE", help="where to write: model.pt or model.onnx")
-    add(sub, "--moved", "--import")
+    add_options(sub, "--data-dir", "--import")
 
 
 def add_report(sub: argparse.ArgumentParser) -> None:
@@ -44,50 +45,51 @@ def add_report(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("-o", "--output", metavar="FILE", type=Path, default=Path("report.html"), help=help)
     help = "also write every figure as SVG and its data as CSV there"
     sub.add_argument("--figures", metavar="FOLDER", type=Path, help=help)
-    add(sub, "--import")
+    add_options(sub, "--import")
 
 
-def show_stored(options: argparse.Namespace) -> int:
+def show(options: argparse.Namespace) -> int:
     from pfedlms.experiment.api import Run, load
-    from pfedlms.experiment.problem import how_to_resume
+    from pfedlms.experiment.problem import resume_instruction
     from pfedlms.experiment.runs import per_client
-    from pfedlms.experiment.store import SERVER_AGAIN, RunDirectory
+    from pfedlms.experiment.store import RESTART_SERVER, RunDirectory
     from pfedlms.experiment.studies import refuse_study
     from pfedlms.report.tables import table_from_records
 
     out = options.directory
     if options.clients:
         refuse_study(out, "show --clients of")
-    found = load(out, data_dir=options.data_dir)
-    rows = per_client(found) if isinstance(found, Run) and options.clients else []
-    show_found(options, found, **({"per_client": rows} if rows else {}))
+    result = load(out, data_dir=options.data_dir)
+    rows = per_client(result) if isinstance(result, Run) and options.clients else []
+    print_results(options, result, **({"per_client": rows} if rows else {}))
     if rows and not options.json:
-        show_table(table_from_records(rows))
-    if found.interrupted:
+        print_table(table_of(rows))
+    if result.interrupted:
         on_nodes = RunDirectory(out).on_nodes
-        if isinstance(found, Run):
-            so_far = f"after {found.summary['rounds']} rounds; not finished"
+        if isinstance(result, Run):
+            so_far = f"after {result.summary['rounds']} rounds; not finished"
         else:
-            so_far = f"{len(found.runs)} run{'s are' if len(found.runs) != 1 else ' is'} shown; not all are finished"
-        resume = f"To continue: {SERVER_AGAIN}" if on_nodes else f"Resume with: {how_to_resume(out, found.settings)}"
-        say(f"{so_far}. {resume}")
+            so_far = f"{len(result.runs)} run{'s are' if len(result.runs) != 1 else ' is'} shown; not all are finished"
+        resume = f"Resume with: {resume_instruction(out, result.settings)}"
+        say(f"{so_far}. {f'To continue: {RESTART_SERVER}' if on_nodes else resume}")
     return 0
 
 
 def export(options: argparse.Namespace) -> None:
     from pfedlms.experiment.api import export
 
-    one = options.client is not None or options.shared
-    if not one and options.all is None:
+    is_single = options.client is not None or options.shared
+    if not is_single and options.all is None:
         raise UsageError("export: say which model: --client K or --global, with -o FILE, or --all FOLDER")
-    if one and options.output is None:
+    if is_single and options.output is None:
         raise UsageError("export: say where to write with -o FILE, for example -o model.pt")
-    if not one and options.output is not None:
+    if not is_single and options.output is not None:
         raise UsageError(f"export: got --all and -o, expected one of them; --all FOLDER says where: {options.all}")
-    target = options.output if one else options.all
+    target = options.output if is_single else options.all
     which = {"client": options.client, "shared": options.shared, "best": options.best}
     export(options.directory, target, **which, data_dir=options.data_dir)
-    what = "shared model" if options.shared else f"model of client {options.client}" if one else "models of all clients"
+    what = f"model of client {options.client}" if is_single else "models of all clients"
+    what = "shared model" if options.shared else what
     say(f"{what}: {target}")
 
 
@@ -100,29 +102,28 @@ def report(options: argparse.Namespace) -> None:
 
 
 def sections_of(directories: Iterable[str | Path]) -> tuple[list[Section], list[str]]:
-    """The studies in these folders and the single runs, by problem; and what was left out, with the reason. What cannot
-    be read is left out, with a warning, as long as anything can."""
-    from pfedlms.experiment.store import manifest_of
-    from pfedlms.experiment.studies import read_manifest
+    """The studies in these folders, and the single runs grouped by problem; then the runs that were left out, with the
+    reason. A run that cannot be read is left out with a warning; an error is raised only if none can be read."""
+    from pfedlms.experiment.store import is_study
+    from pfedlms.experiment.studies import Study, read_manifest
 
     folders: dict[Path, Path] = {}
-    for each in directories:
-        for folder in _holding(Path(each)):
+    for directory in directories:
+        for folder in _find_folders(Path(directory)):
             folders.setdefault(folder.resolve(), folder)
     sections: list[Section] = []
-    alone: list[RunLike] = []
+    single_runs: list[RunLike] = []
     left_out: list[str] = []
     for folder in folders.values():
-        if manifest_of(folder) is None:
-            alone += _read(folder, "", left_out)
+        if not is_study(folder):
+            single_runs += _read(folder, "", left_out)
             continue
         manifest = read_manifest(folder)
-        names, axes = manifest["names"], manifest["axes"]
+        names = manifest["names"]
         runs = [run for name in manifest["runs"] for run in _read(folder / name, names.get(name, ""), left_out)]
         if runs:
-            kind = "Sweep" if axes else "Comparison"
-            sections.append(Section(folder.resolve().name, runs, kind, axes, manifest["by"]))
-    sections += group_by_problem(alone)
+            sections.append(Study(runs, folder.resolve(), manifest["axes"], manifest["by"], runs).section())
+    sections += by_problem(single_runs)
     for reason in left_out:
         warnings.warn(f"left out of the page: {reason}", stacklevel=2)
     if not sections:
@@ -133,22 +134,22 @@ def sections_of(directories: Iterable[str | Path]) -> tuple[list[Section], list[
     return sections, left_out
 
 
-def _holding(directory: Path, depth: int = _DEPTH) -> Iterator[Path]:
-    """The folders of runs and studies in `directory`, itself or below; not those of a study's runs."""
-    from pfedlms.experiment.store import manifest_of
+def _find_folders(directory: Path, depth: int = _DEPTH) -> Iterator[Path]:
+    """The folders of studies and of single runs in `directory`: itself or below."""
+    from pfedlms.experiment.store import is_study
 
-    if manifest_of(directory) is not None or (directory / "config.toml").is_file():
+    if is_study(directory) or (directory / "config.toml").is_file():
         yield directory
     elif not directory.is_dir():
         raise RunDirectoryError(f"{directory}: there is no such folder; expected one of a run, comparison or sweep")
     elif depth:
-        for each in sorted(directory.iterdir()):
-            if each.is_dir() and not each.name.startswith("."):
-                yield from _holding(each, depth - 1)
+        for child in sorted(directory.iterdir()):
+            if child.is_dir() and not child.name.startswith("."):
+                yield from _find_folders(child, depth - 1)
 
 
-def _read(directory: Path, label: str, left_out: list[str]) -> list[RunLike]:
-    """The run there, unless it cannot be read or has no evaluation yet."""
+def _read(directory: Path, label: str, left_out: list[str]) -> list[Any]:
+    """The run in `directory` as a list; empty, with the reason in `left_out`, if it has no evaluation to read."""
     from pfedlms.experiment.runs import load_run
 
     if not directory.exists():

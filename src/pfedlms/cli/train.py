@@ -1,34 +1,36 @@
-"""run, compare, sweep, resume, reproduce: what trains."""
+"""run, compare, sweep, resume, reproduce: the commands that train."""
 
 from __future__ import annotations
 
 import argparse
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from pfedlms.cli.options import add, add_study, assignments, best_round, out_directory, overrides, say, show, show_table
+from pfedlms.cli.options import add_options, add_study, assignments, out_directory, output, overrides, print_table, say
 from pfedlms.errors import UsageError
-from pfedlms.experiment.schema import COMPARED
-from pfedlms.report.progress import progress_callbacks
+from pfedlms.experiment.schema import DEFAULT_METHODS
+from pfedlms.report.progress import screen
 from pfedlms.report.runs import score_text
 
 
 def add_run(sub: argparse.ArgumentParser) -> None:
     """Train one federation and keep everything in a run directory."""
-    add(sub, "config", "method", "settings", "--import")
+    add_options(sub, "config", "method", "settings", "--import")
     sub.add_argument("--dry-run", action="store_true", help="print the plan, bytes and memory; train nothing")
     sub.add_argument("--profile", action="store_true", help="print where the time of a round went")
-    add(sub, "--json", "--quiet")
+    add_options(sub, "--json", "--quiet")
 
 
 def add_compare(sub: argparse.ArgumentParser) -> None:
     """Train several methods with several seeds and print one table."""
-    add(sub, "config", "--import")
-    help, default = "methods by name, with settings of their own as pfedlms:thresholds=1:ratio=0.2", ",".join(COMPARED)
+    add_options(sub, "config", "--import")
+    default = ",".join(DEFAULT_METHODS)
+    help = "methods by name, with settings of their own as pfedlms:thresholds=1:ratio=0.2"
     sub.add_argument("--methods", metavar="A,B,C", default=default, help=f"{help} (default: {default})")
     add_study(sub, seeds=3)
 
@@ -36,7 +38,7 @@ def add_compare(sub: argparse.ArgumentParser) -> None:
 def add_sweep(sub: argparse.ArgumentParser) -> None:
     """Train one method with every combination of the values that settings are given
     (--set method.ratio=.02,.05,.1 --learning-rate .03,.1), and name the best."""
-    add(sub, "config", "method", "--import")
+    add_options(sub, "config", "method", "--import")
     help = "v_acc, p_acc or g_acc (default: v_acc with --validation, else p_acc)"
     sub.add_argument("--by", metavar="MEASURE", help=help)
     add_study(sub, seeds=1)
@@ -44,7 +46,7 @@ def add_sweep(sub: argparse.ArgumentParser) -> None:
 
 def add_resume(sub: argparse.ArgumentParser) -> None:
     """Resume an interrupted run, comparison or sweep."""
-    add(sub, "directory", "--workers", "--moved", "--import", "--json", "--quiet")
+    add_options(sub, "directory", "--workers", "--data-dir", "--import", "--json", "--quiet")
 
 
 def add_reproduce(sub: argparse.ArgumentParser) -> None:
@@ -55,111 +57,120 @@ def run(options: argparse.Namespace) -> int:
     from pfedlms.experiment.config import load_config
     from pfedlms.experiment.cost import plan_json
     from pfedlms.experiment.prepare import prepare
-    from pfedlms.experiment.runs import begin
+    from pfedlms.experiment.runs import start_run
     from pfedlms.report import plans
 
     config = load_config(options.config, overrides(options))
     if options.dry_run:
         document = plan_json(config, prepare(config))
-        show(options, document, plans.plan_table, [document])
+        output(options, document, plans.plan, [document])
         return 0
     out = out_directory(options, config.run.out, f"{config.data.title}-{config.method}")
-    with progress_callbacks(not options.quiet) as callbacks:
-        done = begin(config.with_run(out=str(out)), callbacks=callbacks, profile=options.profile)
+    with screen(not options.quiet) as callbacks:
+        result = start_run(config.with_run(out=str(out)), callbacks=callbacks, profile=options.profile)
     if options.profile:
-        # On standard error, so that it goes with --json too.
-        show_table(
-            plans.profile_table(done.summary.get("stages", {}), max(1, done.summary["rounds"])), Console(stderr=True)
-        )
-    return _report(options, done)
+        profile = plans.profile(result.summary.get("stages", {}), max(1, result.summary["rounds"]))
+        print_table(profile, Console(stderr=True))  # standard output may have JSON
+    return _report(options, result)
 
 
 def compare(options: argparse.Namespace) -> int:
-    from pfedlms.experiment.grids import plan
+    from pfedlms.experiment.grids import plan_grid
 
-    return _study(options, plan(options.config, overrides(options), options.methods, {}, options.seeds), "compare")
+    return _train_study(
+        options, plan_grid(options.config, overrides(options), options.methods, {}, options.seeds), "compare"
+    )
 
 
 def sweep(options: argparse.Namespace) -> int:
     from pfedlms.experiment.config import method_in, parse_overrides
-    from pfedlms.experiment.grids import check_swept, plan, split_values
+    from pfedlms.experiment.grids import check_has_axes, plan_grid, split_values
 
     method = vars(options)["method.name"] or method_in(options.config)
     single, axes = split_values(assignments(options), method)
-    check_swept(axes)
-    made = plan(options.config, parse_overrides(single), [method], axes, options.seeds, options.by)
-    return _study(options, made, f"{method}-sweep")
+    check_has_axes(axes)
+    study = plan_grid(options.config, parse_overrides(single), [method], axes, options.seeds, options.by)
+    return _train_study(options, study, f"{method}-sweep")
 
 
-def _study(options: argparse.Namespace, made: Any, label: str) -> int:
+def _train_study(options: argparse.Namespace, study: Any, label: str) -> int:
     from pfedlms.report.charts import check_file
 
-    first = made.planned[0].config
+    first = study.planned[0].config
     out = out_directory(options, first.run.out, f"{first.data.title}-{label}")
     if options.plot:
         check_file(options.plot)
-    with progress_callbacks(not options.quiet) as callbacks:
-        done = made.begin(out, callbacks, options.workers)
-    code = _report(options, done)
-    if options.plot and not done.interrupted:
-        done.plot(options.plot)
+    with screen(not options.quiet) as callbacks:
+        result = study.start(out, callbacks, options.workers)
+    code = _report(options, result)
+    if options.plot and not result.interrupted:
+        result.plot(options.plot)
     return code
 
 
 def resume(options: argparse.Namespace) -> int:
     from pfedlms.experiment.api import Study, load
 
-    found = load(options.directory, data_dir=options.data_dir)
-    workers = (options.workers,) if isinstance(found, Study) else ()
-    with progress_callbacks(not options.quiet) as callbacks:
-        return _report(options, found.play(callbacks, *workers))
+    stored = load(options.directory, data_dir=options.data_dir)
+    workers = (options.workers,) if isinstance(stored, Study) else ()
+    with screen(not options.quiet) as callbacks:
+        return _report(options, stored.train(callbacks, *workers))
 
 
-def show_found(options: argparse.Namespace, found: Any, **more: Any) -> None:
-    """The table of a study, or of a run with its best round; or the document for machines."""
+def print_results(options: argparse.Namespace, result: Any, **fields: Any) -> None:
+    """Print the table of a study, or of a run with its best round; with --json a document that has `fields`, too."""
     from pfedlms.experiment.api import Study
     from pfedlms.report.results import comparison
 
-    if isinstance(found, Study):
-        best = found.best() if found.axes else None
-        shown = best and {key: value for key, value in best.items() if key != "runs"}
-        swept = {"axes": found.axes, "by": found.by, "best": shown} if found.axes else {}
-        document = {"directory": str(found.directory), **swept, "runs": found.summaries}
-        show(options, document, lambda _: found.as_table(), found.runs)
+    if isinstance(result, Study):
+        best = result.best() if result.axes else None
+        best_cell = best and {key: value for key, value in best.items() if key != "runs"}
+        sweep = {"axes": result.axes, "by": result.by, "best": best_cell} if result.axes else {}
+        document = {"directory": str(result.directory), **sweep, "runs": result.summaries}
+        output(options, document, lambda _: result.as_table(), result.runs)
         return
-    rows = [found] if found.summary["accuracy"]["max"] is not None else []
-    show(options, {**found.summary, "directory": str(found.directory), **more}, comparison, rows)
-    if found.summary.get("best") and not getattr(options, "quiet", False):
-        say(best_round(found.summary))
+    rows = [result] if result.summary["accuracy"]["max"] is not None else []
+    output(options, {**result.summary, "directory": str(result.directory), **fields}, comparison, rows)
+    if result.summary.get("best") and not getattr(options, "quiet", False):
+        say(_best_round_text(result.summary))
 
 
-def _report(options: argparse.Namespace, found: Any) -> int:
-    """Show a run or study, name its folder and how to resume it; the exit code: 128 + the signal that interrupted."""
+def _best_round_text(summary: Mapping[str, Any]) -> str:
+    """A sentence about the best round by V-acc of a run that has one, and about early stopping."""
+    best = summary["best"]
+    has_models = "stopped_early" in summary and "transport" not in summary  # nodes keep their latest model only
+    where = "; its models: pfedlms export --best" if has_models else ""
+    early = f"stopped early after {summary['rounds']} rounds: " if summary.get("stopped_early") else ""
+    return f"{early}V-acc was highest in round {best['round']}, {score_text(best['v_acc'], summary)}{where}"
+
+
+def _report(options: argparse.Namespace, result: Any) -> int:
+    """Print a run or study, its folder and how to resume it. Returns the exit code: 128 + the signal that interrupted
+    it, 1 if a run failed, else 0."""
     from pfedlms.experiment.api import Study
-    from pfedlms.experiment.problem import how_to_resume
+    from pfedlms.experiment.problem import resume_instruction
 
-    show_found(options, found)
-    study = found if isinstance(found, Study) else None
-    finished = sum(run.summary["status"] == "finished" for run in study.runs) if study else 0
-    if found.interrupted:
-        so_far = (
-            f"with {finished} run{'s' * (finished != 1)} finished"
-            if study
-            else f"after {found.summary['rounds']} rounds"
-        )
-        resume = how_to_resume(found.directory, found.settings)
+    print_results(options, result)
+    study = result if isinstance(result, Study) else None
+    if result.interrupted:
+        if study:
+            finished = sum(run.summary["status"] == "finished" for run in study.runs)
+            so_far = f"with {finished} run{'s' * (finished != 1)} finished"
+        else:
+            so_far = f"after {result.summary['rounds']} rounds"
+        resume = resume_instruction(result.directory, result.settings)
         say(f"interrupted {so_far}; all of it is saved. Resume with: {resume}")
     else:
         if study and study.axes and (best := study.best()):
             say(f"best by {study.by}: {best['name']} ({score_text(best['score'], best['runs'][0])})")
-        say(f"results: {found.directory}")
+        say(f"results: {result.directory}")
     if study and study.broken:
         say("error: not all runs finished; the warnings above say why and what to change")
-    return 128 + (found.stopped or signal.SIGINT) if found.interrupted else int(bool(study and study.broken))
+    return 128 + (result.stopped or signal.SIGINT) if result.interrupted else int(bool(study and study.broken))
 
 
 def reproduce(options: argparse.Namespace) -> int:
-    """`python -m papers.pfedlms`, where a clone of the repository has it."""
+    """Run `python -m papers.pfedlms`, if this is a clone of the repository."""
     clone = Path(__file__).parents[3]
     if (clone / "papers" / "pfedlms").is_dir() and str(clone) not in sys.path:
         sys.path.append(str(clone))

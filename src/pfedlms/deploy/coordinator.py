@@ -26,8 +26,8 @@ from pfedlms.engine.transport import Event, Flag, Inbox, Split
 from pfedlms.errors import QuorumError, UsageError, shown
 from pfedlms.experiment.callbacks import Callback, RunInfo
 from pfedlms.experiment.config import Config
-from pfedlms.experiment.loop import Running, Stopped, execute
-from pfedlms.experiment.prepare import NAMED, as_configured
+from pfedlms.experiment.loop import ActiveRun, Stopped, run_rounds
+from pfedlms.experiment.prepare import NAMED_PROBLEM, execution_settings
 from pfedlms.experiment.problem import Problem
 from pfedlms.experiment.store import RunDirectory
 from pfedlms.experiment.summary import in_short
@@ -45,7 +45,7 @@ class Coordinator:
 
     largest_cohort = 1
 
-    def __init__(self, config: Config, transport: Transport, problem: Problem = NAMED) -> None:
+    def __init__(self, config: Config, transport: Transport, problem: Problem = NAMED_PROBLEM) -> None:
         self.config = config
         ground = Ground(config, problem=problem)
         self.criterion, self.watch, self.run = ground.parts.criterion, Stopwatch(), ground.run
@@ -87,13 +87,13 @@ class Coordinator:
     def step(self) -> RoundReport | None:
         """One trip; at the end of a round, its report."""
         state = self._state
-        with as_configured(self.config), own_threads():
+        with execution_settings(self.config), own_threads():
             inbox = self._server.inbox(state, self._server.outbox(state))
         self._nodes.carry(inbox.requests, inbox)
         for client in {client for request in inbox.requests for client in request.clients}.difference(inbox.failed):
             self._warned.pop(client, None)
         self._warn(inbox.events)
-        with as_configured(self.config), own_threads():
+        with execution_settings(self.config), own_threads():
             after = self._server.step(state, inbox)
         self._warn(after.events)
         self.samples |= inbox.aggregation.claims if inbox.aggregation is not None else {}
@@ -167,27 +167,27 @@ class Coordinator:
         self.rounds_played = self._state.round
 
 
-class Serving(Running):
+class Serving(ActiveRun):
     """A run whose clients are nodes: a round is some trips to them, with a checkpoint after each."""
 
-    played: Coordinator
+    federation: Coordinator
 
-    def __init__(self, config: Config, played: Coordinator, directory: RunDirectory) -> None:
-        super().__init__(config, played, directory)
+    def __init__(self, config: Config, federation: Coordinator, directory: RunDirectory) -> None:
+        super().__init__(config, federation, directory)
         self._folder = directory
         self._report: RoundReport | None = None
-        played.after_trip = self.checkpoint
+        federation.after_trip = self.checkpoint
 
     def start(self) -> None:
         self._folder.mark_on_nodes()  # after the check that refuses the folder of a simulation
-        self.played.start()
+        self.federation.start()
 
     def step(self, evaluate: bool) -> RoundReport:
-        self._report = self.played.play_round()
+        self._report = self.federation.play_round()
         return self._report
 
-    def more(self, of: str) -> dict[str, Any]:
-        carried = {"transport": self.played.carried}
+    def extra_fields(self, of: str) -> dict[str, Any]:
+        carried = {"transport": self.federation.carried}
         report = self._report
         if of == "summary" or report is None:
             return carried if of == "summary" else {}
@@ -225,7 +225,7 @@ class RoundLog(Callback):
 
     def on_end(self, run: RunInfo, summary: Mapping[str, Any]) -> None:
         self._flush()
-        self._say(f"pfedlms: {in_short(summary)}")
+        self._say(f"pfedlms: {one_line_summary(summary)}")
 
     def _flush(self) -> None:
         if self._line:
@@ -234,7 +234,7 @@ class RoundLog(Callback):
 
 
 def serve(
-    config: Config, transport: Transport, callbacks: Sequence[Any] = (), problem: Problem = NAMED
+    config: Config, transport: Transport, callbacks: Sequence[Any] = (), problem: Problem = NAMED_PROBLEM
 ) -> dict[str, Any]:
     """Run all remaining rounds of the run in `run.out`, with a checkpoint after every trip; returns its summary.
 
@@ -251,7 +251,7 @@ def serve(
             else:
                 directory.create(config.to_toml())
             serving = Serving(config, coordinator, directory)
-            return execute(serving, callbacks, directory.load_checkpoint(), at_once=True)[0]
+            return run_rounds(serving, callbacks, directory.load_checkpoint(), at_once=True)[0]
     except Stopped as stopped:
         handler = signal.getsignal(stopped.signal)
         if threading.current_thread() is threading.main_thread() and callable(handler):

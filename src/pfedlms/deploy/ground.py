@@ -19,7 +19,14 @@ from pfedlms.engine.terms import Terms
 from pfedlms.errors import ConfigError, DataError
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.loop import fixed_settings
-from pfedlms.experiment.prepare import NAMED, Ingredients, as_configured, ingredients, named_pool, partitioned
+from pfedlms.experiment.prepare import (
+    NAMED_PROBLEM,
+    RunParts,
+    build_parts,
+    execution_settings,
+    load_named_pool,
+    partition_pool,
+)
 from pfedlms.experiment.problem import Problem
 from pfedlms.methods import METHODS
 from pfedlms.settings import CUSTOM
@@ -38,16 +45,16 @@ class Ground:
     """
 
     def __init__(
-        self, config: Config, client: int | None = None, data: Any = None, problem: Problem = NAMED
+        self, config: Config, client: int | None = None, data: Any = None, problem: Problem = NAMED_PROBLEM
     ) -> None:  # fmt: skip
         self.config, self.client = config, client
         self.knows_samples = config.data.dataset != CUSTOM
         """Whether this end knows how many samples each client has."""
         if config.data.newcomers:
             raise ConfigError(["data.newcomers: is for simulations; on nodes a client that joins late measures itself"])
-        self.parts: Ingredients = ingredients(config, lambda: self._held(data, problem), problem)
+        self.parts: RunParts = build_parts(config, lambda: self._held(data, problem), problem)
         made, held, train = self.parts.model, self.parts.data, config.train
-        with as_configured(config):
+        with execution_settings(config):
             self.terms = Terms(
                 METHODS[config.method], config.settings, made, held.clients, held.classes, train, config.run.seed
             )
@@ -63,7 +70,7 @@ class Ground:
                         "this one has its own data; set data.dataset = 'custom', data.class_names and data.sample_shape"
                     ]
                 )
-            return partitioned(self.config, named_pool(self.config))
+            return partition_pool(self.config, load_named_pool(self.config))
         if self.client is None:
             return server_data(self.config)
         if data is None:
@@ -96,7 +103,7 @@ def server_data(config: Config) -> FederatedData:
     return FederatedData(x, y, each_client, each_client, len(names), validation, names)
 
 
-def own_data(config: Config, client: int, data: Any, problem: Problem = NAMED) -> FederatedData:
+def own_data(config: Config, client: int, data: Any, problem: Problem = NAMED_PROBLEM) -> FederatedData:
     """A node's own data: `folder:PATH` or `file:PATH`; `module:function`, which is called and returns one of the next
     two; a data set as `pfedlms.run` takes one, split 75/25; or a pair (train, test). The result has these data for
     every client number, so that the node's own number has them."""

@@ -25,7 +25,7 @@ from pfedlms.engine.training import LocalWorker
 from pfedlms.engine.transport import Code, Flag, Record, Split
 from pfedlms.errors import DivergedError, RunDirectoryError, WireError
 from pfedlms.experiment.config import Config
-from pfedlms.experiment.prepare import NAMED, as_configured
+from pfedlms.experiment.prepare import NAMED_PROBLEM, execution_settings
 from pfedlms.experiment.problem import Problem
 from pfedlms.files import write_atomically
 from pfedlms.wire.frames import frame
@@ -79,7 +79,7 @@ class Node:
     """
 
     def __init__(
-        self, config: Config, client: int, directory: str | Path, data: Any = None, problem: Problem = NAMED
+        self, config: Config, client: int, directory: str | Path, data: Any = None, problem: Problem = NAMED_PROBLEM
     ) -> None:  # fmt: skip
         if not 0 <= client < config.data.clients:
             raise IndexError(f"client: got {client}, expected 0 to data.clients - 1 = {config.data.clients - 1}")
@@ -89,7 +89,7 @@ class Node:
         self._method, self._data = ground.terms.method, parts.data
         self.run = ground.run
         """Digest that requests must carry."""
-        with as_configured(config):
+        with execution_settings(config):
             worker = LocalWorker(
                 parts.model, parts.data, config.train, config.run.seed, ground.terms.participation, 1, parts.criterion
             )
@@ -137,7 +137,7 @@ class Node:
             digest = hashlib.sha256(request).digest()
             if (reply := self._check(asked, digest)) is not None:
                 return reply
-            with as_configured(self.config), own_threads():
+            with execution_settings(self.config), own_threads():
                 after, reply = self._execute(asked)
             if asked.kind == Kind.REQUEST:
                 after = replace(after, trip=asked.trip, request=digest, reply=reply)

@@ -13,7 +13,7 @@ from pfedlms.errors import UsageError
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.summary import best_of, out_of_patience
 
-CALLS = ("on_round", "on_evaluation", "on_end", "on_start", "on_step", "on_compile")
+CALLBACK_METHODS = ("on_round", "on_evaluation", "on_end", "on_start", "on_step", "on_compile")
 
 
 class RunInfo:
@@ -31,7 +31,7 @@ class RunInfo:
 
     @property
     def round(self) -> int:
-        """Rounds that were played."""
+        """How many rounds the run has had."""
         return int(self.metrics[-1]["round"]) if self.metrics else 0
 
     def stop(self) -> None:
@@ -50,7 +50,7 @@ class Callback:
     """
 
     def on_start(self, run: RunInfo) -> None:
-        """Before the first round, or the first after a resume: `run.round` rounds were played before."""
+        """Before the first round, or the first after a resume: the run has had `run.round` rounds before."""
 
     def on_round(self, run: RunInfo, record: Mapping[str, Any]) -> None:
         """After every round: `round`, `participants` (ids), `loss` of their local steps, `bytes` of this round,
@@ -78,23 +78,23 @@ class SharedModelWarning(Callback):
     def on_evaluation(self, run: RunInfo, record: Mapping[str, Any]) -> None:
         if self._warned or "metric" in record or record.get("g_acc") is None:
             return
-        pairs = [(each.get("g_acc"), each["p_acc"]) for each in run.metrics]
-        known = [(shared, own) for shared, own in pairs if shared is not None and own is not None]
-        wrong = falls_apart([shared for shared, _ in known], [own for _, own in known])
-        if wrong:
+        pairs = [(line.get("g_acc"), line["p_acc"]) for line in run.metrics]
+        measured = [(shared, personal) for shared, personal in pairs if shared is not None and personal is not None]
+        symptom = falls_apart([shared for shared, _ in measured], [personal for _, personal in measured])
+        if symptom:
             self._warned = True
-            own = run.config.method == "sketchmean"
-            last = "raise method.answer and method.ratio" if own else "use sketchmean where few do"
+            sketchmean = run.config.method == "sketchmean"
+            remedy = "raise method.answer and method.ratio" if sketchmean else "use sketchmean where few do"
             warnings.warn(
-                f"round {record['round']}: the shared model falls apart: {wrong}; lower the server's step or gain, let "
-                f"more clients take part, or {last}",
+                f"round {record['round']}: the shared model falls apart: {symptom}; lower the server's step or gain, "
+                f"let more clients take part, or {remedy}",
                 stacklevel=2,
             )
 
 
 class EarlyStopping(Callback):
-    """`train.patience`: ends a run when V-acc has not risen for so many evaluations. It looks at metrics alone, which a
-    resumed run has, too."""
+    """`train.patience`: ends a run when V-acc has not risen for so many evaluations. It depends on metrics alone, so a
+    resumed run stops in the same round."""
 
     def on_start(self, run: RunInfo) -> None:
         if out_of_patience(run.config, run.metrics):
@@ -105,8 +105,8 @@ class EarlyStopping(Callback):
 
 
 class Checkpoints(Callback):
-    """`run.checkpoint_every`: a checkpoint after so many rounds, after the last one, and after the best one so far
-    where `train.patience` keeps that; with `always`, after every step."""
+    """`run.checkpoint_every`: saves a checkpoint after so many rounds, after the last round, and with `train.patience`
+    after the best round so far; with `always`, after every step."""
 
     def __init__(self, always: bool = False) -> None:
         self._always = always
@@ -118,46 +118,46 @@ class Checkpoints(Callback):
 
 
 def is_best(run: RunInfo) -> bool:
-    """Whether the round just played has the highest V-acc so far, and is to be kept."""
+    """Whether the latest round has the highest V-acc so far, and `train.patience` asks to keep its models."""
     best = best_of(run.metrics) if run.config.train.patience else None
     return best is not None and best["round"] == run.round
 
 
-class Calls:
-    """Calls each of several callbacks, in their order."""
+class Callbacks:
+    """Calls a method of several callbacks, in their order."""
 
     def __init__(self, callbacks: Sequence[Any]) -> None:
         self._callbacks = callbacks
 
     def __call__(self, name: str, *arguments: Any) -> None:
         for callback in self._callbacks:
-            self._one(callback, name, *arguments)
+            self._call(callback, name, *arguments)
 
     def end(self, run: RunInfo, summary: Mapping[str, Any]) -> None:
         """Call `on_end` of all, even if one of them raises."""
         with ExitStack() as rest:
             for callback in reversed(self._callbacks):
-                rest.callback(self._one, callback, "on_end", run, summary)
+                rest.callback(self._call, callback, "on_end", run, summary)
 
     @staticmethod
-    def _one(callback: Any, name: str, *arguments: Any) -> None:
+    def _call(callback: Any, name: str, *arguments: Any) -> None:
         method = getattr(callback, name, None)
         if method is not None:
             method(*arguments)
 
 
 @contextmanager
-def watching(progress: bool | None, callbacks: Iterable[Any] | None) -> Iterator[list[Any]]:
-    """The list of callbacks with progress as asked for: None shows it on a terminal and in a notebook, True always,
-    False never."""
-    from pfedlms.report.progress import progress_callbacks
+def callbacks_with_progress(progress: bool | None, callbacks: Iterable[Any] | None) -> Iterator[list[Any]]:
+    """The user's callbacks, checked, after those that show progress: None shows it on a terminal and in a notebook,
+    True always, False never."""
+    from pfedlms.report.progress import screen
 
-    expected = f"expected a list of objects with {', '.join(CALLS[:2])} or {CALLS[2]} (see pfedlms.Callback)"
+    expected = "expected a list of objects with on_round, on_evaluation or on_end (see pfedlms.Callback)"
     if isinstance(callbacks, str) or not isinstance(callbacks, Iterable | None):
         raise UsageError(f"callbacks: got {callbacks!r}, {expected}")
-    given = list(callbacks or ())
-    for each in given:
-        if isinstance(each, type) or not any(callable(getattr(each, name, None)) for name in CALLS):
-            raise UsageError(f"callbacks: got {each!r}, {expected}")
-    with progress_callbacks(progress) as shown:
-        yield [*shown, *given]
+    own_callbacks = list(callbacks or ())
+    for callback in own_callbacks:
+        if isinstance(callback, type) or not any(callable(getattr(callback, name, None)) for name in CALLBACK_METHODS):
+            raise UsageError(f"callbacks: got {callback!r}, {expected}")
+    with screen(progress) as progress_callbacks:
+        yield [*progress_callbacks, *own_callbacks]

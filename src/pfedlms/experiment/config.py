@@ -1,8 +1,8 @@
-"""The configuration of a run: how settings are read, checked (all errors at once) and written.
+"""The configuration of a run: settings are read, checked (all errors at once) and written here.
 
-Values are taken from, later ones first: `--set` and options, or keywords in Python; the user's TOML file; the shipped
-defaults of the data set and method (`pfedlms/configs/DATASET-METHOD.toml`, that of a related data set where none was
-chosen for this one, then `DATASET.toml`); the defaults of `schema`.
+The first of these sources that has a value decides: `--set` and options, or keywords in Python; the user's TOML file;
+the shipped defaults of the data set and method (`pfedlms/configs/DATASET-METHOD.toml`, else that of a related data set,
+then `DATASET.toml`); the defaults of `schema`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pfedlms.data.sources import DATASETS
 from pfedlms.errors import ConfigError, did_you_mean
 from pfedlms.experiment.plugins import find_method
 from pfedlms.experiment.rules import contradictions
-from pfedlms.experiment.schema import SECTIONS, DataSection, ModelSection, RunSection, meant
+from pfedlms.experiment.schema import SECTIONS, DataSection, ModelSection, RunSection, place_by_other_name
 from pfedlms.methods import METHODS
 from pfedlms.settings import as_plain, parse, problems, type_name
 from pfedlms.train_settings import TrainSettings
@@ -29,10 +29,7 @@ Tables = dict[str, dict[str, Any]]
 
 SCHEMA = 1
 RELATIVES = {"svhn": "cifar10", "cifar100": "cifar10"}
-"""Data sets on which methods' settings were not chosen, and the one whose settings they take: images and models are
-alike."""
-BEFORE = {"train": {"floor": 0.0}}
-"""What the last version did where its stored configurations have no such key."""
+"""Data sets without shipped settings for methods, and the similar data set whose settings they take."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +43,11 @@ class Config:
     train: TrainSettings = field(default=TrainSettings())
     run: RunSection = field(default=RunSection())
     given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
-    """Which keys, `section.key`, the user has set to something else than their default, shipped ones included; empty
-    for a run that is resumed."""
+    """The keys, `section.key`, that the user has set to another value than their default, shipped defaults included;
+    empty for a run that is resumed."""
 
     def tables(self) -> Tables:
-        """All keys with their values, as they stand in a TOML file."""
+        """All values by section and key, as in a TOML file."""
         return {
             "data": asdict(self.data),
             "model": asdict(self.model),
@@ -60,8 +57,8 @@ class Config:
         }
 
     def flat(self) -> dict[str, Any]:
-        """The same by `section.key`."""
-        return {f"{section}.{key}": value for section, own in self.tables().items() for key, value in own.items()}
+        """All values by `section.key`."""
+        return {f"{section}.{key}": value for section, keys in self.tables().items() for key, value in keys.items()}
 
     def to_toml(self) -> str:
         """The file that runs this configuration again."""
@@ -73,74 +70,73 @@ class Config:
     def with_run(self, **values: Any) -> Config:
         return replace(self, run=replace(self.run, **values))
 
-    def grouped_as(self, checkpoint: Mapping[str, Any] | None) -> Config:
-        """With cohorts of the size they had, where that depends on free memory: dropout depends on the grouping."""
+    def with_cohort_size_of(self, checkpoint: Mapping[str, Any] | None) -> Config:
+        """With the cohort size of a checkpoint, unless the user sets one: dropout depends on the groups of clients."""
         return self.with_run(cohort_size=self.run.cohort_size or (checkpoint["cohort_size"] if checkpoint else 0))
 
-    def silenced(self) -> Config:
-        """As if the user had given no setting: warnings about them have been given."""
+    def quiet(self) -> Config:
+        """The configuration without its list of settings given, so that no warning about them is repeated."""
         return replace(self, given=frozenset())
 
 
-# --- which keys there are
+# --- the keys of sections and methods
 
 
-def owners(methods: Iterable[Any]) -> list[tuple[str, str, type[Any]]]:
-    """Which keys belong to what, for these methods: section, method (or "all" of them) and the dataclass that declares
-    the keys. A method that does not exist has none; the check of a configuration reports it."""
+def setting_classes(methods: Iterable[Any]) -> list[tuple[str, str, type[Any]]]:
+    """The dataclasses that declare keys, each with its section and its method ("all" for the common sections). A method
+    that does not exist has none; the check of a configuration reports it."""
     return [
         *((section, "all", declared) for section, declared in SECTIONS.items()),
-        *(("method", name, found.Settings) for name in methods if (found := find_method(name)) is not None),
+        *(("method", name, method.Settings) for name in methods if (method := find_method(name)) is not None),
     ]
 
 
-def keys(methods: Iterable[Any]) -> dict[tuple[str, str], Field[Any]]:
-    """Every key by section and name; one that several methods have is the first one's."""
-    known: dict[tuple[str, str], Field[Any]] = {}
-    for section, _, declared in owners(methods):
-        for each in fields(declared):
-            known.setdefault((section, each.name), each)
-    return known
+def setting_fields(methods: Iterable[Any]) -> dict[tuple[str, str], Field[Any]]:
+    """The fields that declare keys, by section and key; where several methods have a key, that of the first."""
+    by_key: dict[tuple[str, str], Field[Any]] = {}
+    for section, _, declared in setting_classes(methods):
+        for field_ in fields(declared):
+            by_key.setdefault((section, field_.name), field_)
+    return by_key
 
 
-def for_method(tables: Mapping[str, Any], method: Any, methods: Sequence[Any]) -> Tables:
-    """Of the tables for several methods those for one of them: the section [method] without keys that only others have,
-    and on top of it the section of the method's own name, `[pfedlms]`. Keys that nobody has stay, so that the check
-    reports them."""
-    own, shared = tables.get(method) if find_method(method) else None, tables.get("method", {})
-    if not isinstance(shared, Mapping):
+def tables_for_method(tables: Mapping[str, Any], method: Any, methods: Sequence[Any]) -> Tables:
+    """The tables for one of several methods: the section [method] without keys that only other methods have, and on top
+    of it the section with the method's own name, `[pfedlms]`. Keys that no method has stay, for the check to report."""
+    own_section, common = tables.get(method) if find_method(method) else None, tables.get("method", {})
+    if not isinstance(common, Mapping):
         return dict(tables)
-    foreign = keys(methods).keys() - keys([method]).keys()
-    left_out = {"method", *([method] if own is not None else [])}
+    foreign = setting_fields(methods).keys() - setting_fields([method]).keys()
+    left_out = {"method", *([method] if own_section is not None else [])}
     left_out |= {name for name in METHODS if len(methods) > 1 and name != method}
     rest = {section: values for section, values in tables.items() if section not in left_out}
-    known = {key: value for key, value in shared.items() if ("method", key) not in foreign}
-    named = {"method": {**known, "name": method}}
-    return merge(rest, named, {"method": own} if own is not None else {})
+    settings = {key: value for key, value in common.items() if ("method", key) not in foreign}
+    own_tables = {"method": own_section} if own_section is not None else {}
+    return merge(rest, {"method": {**settings, "name": method}}, own_tables)
 
 
-def of_others(key: str, method: Any) -> str | None:
-    """What is wrong with a key that `method` does not have and other methods do: whose it is, and what `method` has."""
-    found = find_method(method)
-    if found is None or ("method", key) in keys([method]):
+def explain_foreign_key(key: str, method: Any) -> str | None:
+    """For a key that other methods have, but not `method`: which methods have it, and which keys `method` has."""
+    cls = find_method(method)
+    if cls is None or ("method", key) in setting_fields([method]):
         return None
-    having = [name for name in METHODS if ("method", key) in keys([name])]
-    if not having:
+    owners = [name for name in METHODS if ("method", key) in setting_fields([name])]
+    if not owners:
         return None
-    own = ", ".join(each.name for each in fields(found.Settings)) or "no settings of its own"
-    return f"a setting of {', '.join(having)}, not of {method}, which has {own}"
+    own_keys = ", ".join(field_.name for field_ in fields(cls.Settings)) or "no settings of its own"
+    return f"a setting of {', '.join(owners)}, not of {method}, which has {own_keys}"
 
 
-def nearest(key: str, known: Iterable[str]) -> str:
-    """A closing sentence for an unknown key: what other tools call so, or the nearest spelling."""
+def suggest_keyword(key: str, known: Iterable[str]) -> str:
+    """A closing sentence for an unknown keyword: our name for what other tools call so, or the nearest spelling."""
     known = list(known)
-    by_meaning = keyword(*(meant(key) or ".").split("."))
-    return f"did you mean {by_meaning}?" if by_meaning in known else did_you_mean(key, known)
+    our_name = keyword(*(place_by_other_name(key) or ".").split("."))
+    return f"did you mean {our_name}?" if our_name in known else did_you_mean(key, known)
 
 
-def _nearest_place(key: str, known: Iterable[str]) -> str:
-    """Likewise in a file, where a key of another section may be meant."""
-    place = meant(key)
+def _suggest_place(key: str, known: Iterable[str]) -> str:
+    """The same for a key in a file, where a key of another section may be meant."""
+    place = place_by_other_name(key)
     return f"did you mean {place}?" if place else did_you_mean(key, known)
 
 
@@ -148,7 +144,7 @@ def _nearest_place(key: str, known: Iterable[str]) -> str:
 
 
 def merge(*layers: Mapping[str, Any]) -> Tables:
-    """All of them, key by key; where several have a key, the last one's value."""
+    """The layers merged key by key; where several have a key, the last one's value."""
     merged: dict[str, Any] = {}
     for top in layers:
         for key, value in top.items():
@@ -158,7 +154,7 @@ def merge(*layers: Mapping[str, Any]) -> Tables:
 
 
 def read_toml(path: str | Path | None) -> Tables:
-    """A TOML file as tables, nothing for None; raises ConfigError where it cannot be read."""
+    """A TOML file as tables, empty for None; raises ConfigError if it cannot be read."""
     if path is None:
         return {}
     try:
@@ -171,15 +167,15 @@ def read_toml(path: str | Path | None) -> Tables:
 
 
 def as_toml(value: Any) -> str:
-    """As JSON writes it, but for the one character that TOML wants escaped and JSON does not."""
+    """A value as JSON writes it, but for the one character that TOML wants escaped and JSON does not."""
     if isinstance(value, str):
         # Bytes of a path that are no UTF-8 (lone surrogates in Python) have no place in TOML; "?" keeps it readable.
         value = value.encode(errors="replace").decode()
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def preset(dataset: Any, method: Any) -> Tables:
-    """Shipped defaults for a data set, then those for a method on its relative, then on itself."""
+def shipped_defaults(dataset: Any, method: Any) -> Tables:
+    """Shipped defaults for a data set; over them those for the method on a related data set, then on this one."""
     tables: Tables = {}
     if not isinstance(dataset, str) or dataset not in DATASETS:
         return tables
@@ -195,20 +191,20 @@ def preset(dataset: Any, method: Any) -> Tables:
 def parse_overrides(assignments: Sequence[str]) -> Tables:
     """`section.key=value` texts as tables; a value takes the type its key has, which is the same in every method."""
     tables: Tables = {}
-    wrong = []
+    errors = []
     for text in assignments:
         place, equals, value = text.partition("=")
         section, dot, key = place.strip().partition(".")
         if equals and dot and section and key:
             tables.setdefault(section, {})[key] = value.strip()
         else:
-            found = ".".join(places(METHODS).get(place.strip(), ())) or meant(place.strip())
-            near = f"did you mean {found}={value}?" if equals and found else "for example train.rounds=50"
-            wrong.append(f"--set: got {text!r}, expected section.key=value; {near}")
-    if wrong:
-        raise ConfigError(wrong)
+            likely = ".".join(keyword_places(METHODS).get(place.strip(), ())) or place_by_other_name(place.strip())
+            remedy = f"did you mean {likely}={value}?" if equals and likely else "for example train.rounds=50"
+            errors.append(f"--set: got {text!r}, expected section.key=value; {remedy}")
+    if errors:
+        raise ConfigError(errors)
     find_method(tables.get("method", {}).get("name"))
-    for (section, key), declared in keys(METHODS).items():
+    for (section, key), declared in setting_fields(METHODS).items():
         for place in (section, *(METHODS if section == "method" else ())):
             if key in tables.get(place, {}):
                 tables[place][key] = parse(declared, tables[place][key])
@@ -216,50 +212,50 @@ def parse_overrides(assignments: Sequence[str]) -> Tables:
 
 
 def keyword(section: str, key: str) -> str:
-    """The name of a setting among keywords: its key, but one that says nothing by itself."""
+    """The keyword for a setting: its key, except for `data.dir`, whose key alone says too little."""
     return "data_dir" if (section, key) == ("data", "dir") else key
 
 
-def places(methods: Iterable[Any]) -> dict[str, tuple[str, str]]:
+def keyword_places(methods: Iterable[Any]) -> dict[str, tuple[str, str]]:
     """Section and key by the names that keywords may have: `learning_rate`, `train.learning_rate`, `method`."""
-    known = keys(methods)
-    plain = {keyword(section, key): (section, key) for section, key in known if key != "name"}
-    return plain | {f"{section}.{key}": (section, key) for section, key in known} | {"method": ("method", "name")}
+    places = setting_fields(methods).keys()
+    short = {keyword(section, key): (section, key) for section, key in places if key != "name"}
+    return short | {f"{section}.{key}": (section, key) for section, key in places} | {"method": ("method", "name")}
 
 
 def from_keywords(methods: Sequence[str], settings: Mapping[str, Any]) -> Tables:
     """Keyword arguments as tables. `pfedlms={"strength": 0.05}` names the method that a setting is for."""
-    known = places(methods)
-    alone = methods[0] if len(methods) == 1 else None
+    places = keyword_places(methods)
+    single_method = methods[0] if len(methods) == 1 else None
     tables: Tables = {}
-    unknown = []
+    errors = []
     for key, value in settings.items():
         if isinstance(value, Mapping) and key in (*SECTIONS, "method", *METHODS):
             tables = merge(tables, {key: value})
-        elif key in known:
-            section, name = known[key]
+        elif key in places:
+            section, name = places[key]
             tables.setdefault(section, {})[name] = _device_name(value) if name == "device" else value
         else:
-            near = nearest(key, [name for name in known if "." not in name])
-            near = "several runs are a study: pfedlms.study or pfedlms.compare" if key == "seeds" else near
-            unknown.append(f"{key}: {of_others(key, alone) or f'unknown setting; {near}'}")
-    if unknown:
-        raise ConfigError(unknown)
+            remedy = suggest_keyword(key, [name for name in places if "." not in name])
+            remedy = "several runs are a study: pfedlms.study or pfedlms.compare" if key == "seeds" else remedy
+            errors.append(f"{key}: {explain_foreign_key(key, single_method) or f'unknown setting; {remedy}'}")
+    if errors:
+        raise ConfigError(errors)
     return tables
 
 
 def _device_name(device: Any) -> Any:
-    """A `torch.device` as the setting has it; there is only one CPU."""
+    """The value of `run.device` for a `torch.device`; there is only one CPU."""
     return ("cpu" if device.type == "cpu" else str(device)) if hasattr(device, "type") else device
 
 
 def method_in(file: str | Path | None) -> str:
-    """The method a TOML file names, so that its own keys are known before the whole is checked."""
+    """The method that a TOML file names: its keys must be known before the file is checked."""
     return str(_value_in(read_toml(file), "method", "name", "pfedlms"))
 
 
 def _value_in(tables: Mapping[str, Any], section: str, key: str, default: str) -> Any:
-    """One value that others depend on; a section that is no table is reported by the check."""
+    """One value that others depend on, or its default; the check reports a section that is no table."""
     values = tables.get(section, {})
     return values.get(key, default) if isinstance(values, Mapping) else default
 
@@ -273,8 +269,8 @@ def load_config(
     *,
     stored: bool = False,
 ) -> Config:
-    """Read a TOML file, put `overrides` (by section and key) on top and check it all; raises ConfigError with every
-    problem found. A file that is `stored` with a run has every key, whether the user has set it or not."""
+    """Read a TOML file, put `overrides` (by section and key) on top and check everything; raises ConfigError with every
+    problem found. A configuration that is `stored` with a run does not tell which of its keys the user has set."""
     given = merge(read_toml(file), overrides or {})
     for section, values in given.items():
         if isinstance(values, Mapping):
@@ -285,93 +281,92 @@ def load_config(
         raise ConfigError([f"schema: got {schema!r}, expected {SCHEMA}; the {what} is of another version of pfedlms"])
     method = _value_in(given, "method", "name", "pfedlms")
     own_section = given.get(method, {}) if isinstance(method, str) else {}
-    given = for_method(given, method, [method])
-    shipped = preset(_value_in(given, "data", "dataset", "digits"), method)
-    tables = merge(shipped, BEFORE if stored else {}, given)
+    given = tables_for_method(given, method, [method])
+    shipped = shipped_defaults(_value_in(given, "data", "dataset", "digits"), method)
+    tables = merge(shipped, given)
     if isinstance(tables.get("method"), Mapping):
         tables["method"] = {key: value for key, value in tables["method"].items() if key != "name"}
-    declared = {section: cls for section, _, cls in owners([method])}
-    base = merge({section: {each.name: each.default for each in fields(cls)} for section, cls in declared.items()},
-                 shipped)  # fmt: skip
-    found = _problems(tables, declared, method) + contradictions(merge(base, tables))
+    declared = {section: cls for section, _, cls in setting_classes([method])}
+    defaults = {section: {key.name: key.default for key in fields(cls)} for section, cls in declared.items()}
+    base = merge(defaults, shipped)
+    errors = _problems(tables, declared, method) + contradictions(merge(base, tables))
     if "method" not in declared:
-        found.append(f"method.name: got {method!r}{_meant_method(str(method))}")
-    found = [as_written(problem, method, own_section) for problem in found]
-    if found:
-        raise ConfigError(found)
+        errors.append(f"method.name: got {method!r}{_method_remedy(str(method))}")
+    if errors:
+        raise ConfigError([restore_written_name(error, method, own_section) for error in errors])
     explicit = {
         f"{section}.{key}"
         for section, values in tables.items()
         for key, value in values.items()
         if not stored and value != base[section][key]
     }
-    tables = merge(tables, {"data": constants_of(merge(base, tables)["data"])})
+    tables = merge(tables, {"data": default_constants(merge(base, tables)["data"])})
     sections = {section: _build(cls, tables.get(section, {})) for section, cls in declared.items()}
     return Config(method=method, settings=sections.pop("method"), given=frozenset(explicit), **sections)
 
 
-def constants_of(data: Mapping[str, Any]) -> dict[str, str]:
-    """`mean` and `std` of a data set by name, where the user gives no others."""
+def default_constants(data: Mapping[str, Any]) -> dict[str, str]:
+    """`mean` and `std` of a named data set, unless the user gives others."""
     if data["dataset"] not in DATASETS or data["mean"]:
         return {}
     source = DATASETS[data["dataset"]]
-    return {"mean": as_constants(source.mean), "std": as_constants(source.std)}
+    return {"mean": format_constants(source.mean), "std": format_constants(source.std)}
 
 
-def as_constants(numbers: Sequence[float]) -> str:
-    """`0.4914, 0.4822, 0.4465`: read back to the same numbers."""
+def format_constants(numbers: Sequence[float]) -> str:
+    """The text `0.4914, 0.4822, 0.4465`; `rules.parse_constants` reads back the same numbers."""
     return ", ".join(repr(float(number)) for number in numbers)
 
 
-def as_written(problem: str, method: Any, own: Any) -> str:
-    """A problem of the section [method] under the name that the key was given, `pfedlms.strength`, where it is among
-    the method's `own`."""
-    section, _, text = problem.partition(".")
+def restore_written_name(error: str, method: Any, own_section: Any) -> str:
+    """An error message about `method.strength` with the name that the user wrote, `pfedlms.strength`, if the key is in
+    the method's own section."""
+    section, _, text = error.partition(".")
     key = text.partition(":")[0]
-    written = section == "method" and key != "name" and isinstance(own, Mapping) and key in own
-    return f"{method}.{text}" if written else problem
+    is_own = section == "method" and key != "name" and isinstance(own_section, Mapping) and key in own_section
+    return f"{method}.{text}" if is_own else error
 
 
 def _problems(tables: Mapping[str, Any], declared: Mapping[str, type[Any]], method: Any) -> list[str]:
-    """Everything wrong with `tables`, whose sections have the keys of `declared`, where `method` is chosen."""
-    found = []
+    """Everything wrong with `tables`; `declared` has the dataclass of each section for `method`."""
+    errors = []
     names = [*SECTIONS, "method"]
     for section, values in tables.items():
         if section in METHODS:
-            found.append(f"[{section}]: settings of {section}, but the method is {method}; leave them out")
+            errors.append(f"[{section}]: settings of {section}, but the method is {method}; leave them out")
         elif section not in names:
-            near = did_you_mean(section, [*names, *([method] if method in list(METHODS) else [])])
-            place = places([method]).get(section)
+            place = keyword_places([method]).get(section)
             if place and not isinstance(values, Mapping):
-                found.append(f"{section}: got a key without a section, expected it below [{place[0]}]")
+                errors.append(f"{section}: got a key without a section, expected it below [{place[0]}]")
             else:
-                found.append(f"[{section}]: unknown section; {near}")
+                remedy = did_you_mean(section, [*names, *([method] if method in list(METHODS) else [])])
+                errors.append(f"[{section}]: unknown section; {remedy}")
         elif not isinstance(values, Mapping):
-            found.append(f"{section}: got {values!r}, expected a section [{section}]")
+            errors.append(f"{section}: got {values!r}, expected a section [{section}]")
         elif section in declared:
-            misplaced = {key: of_others(key, method) for key in values} if section == "method" else {}
-            found += [f"method.{key}: {whose}" for key, whose in misplaced.items() if whose]
-            rest = {key: value for key, value in values.items() if not misplaced.get(key)}
-            found += problems(section, declared[section], rest, _nearest_place)
-    return found
+            foreign = {key: explain_foreign_key(key, method) for key in values} if section == "method" else {}
+            errors += [f"method.{key}: {explanation}" for key, explanation in foreign.items() if explanation]
+            rest = {key: value for key, value in values.items() if not foreign.get(key)}
+            errors += problems(section, declared[section], rest, _suggest_place)
+    return errors
 
 
-def _meant_method(given: str) -> str:
-    """What to do about a method that does not exist: one with settings, as comparisons name it, or an unknown name."""
-    if "," in given and all(find_method(each) for each in given.split(",")):
-        return f", expected one; several are compared: pfedlms compare --methods {given}; in Python pfedlms.compare"
-    name, *texts = given.split(":")
-    if find_method(name) is None or not texts:
+def _method_remedy(text: str) -> str:
+    """What to do about a text that names no method: several names, a name with settings, or an unknown name."""
+    if "," in text and all(find_method(name) for name in text.split(",")):
+        return f", expected one; several are compared: pfedlms compare --methods {text}; in Python pfedlms.compare"
+    name, *assignments = text.split(":")
+    if find_method(name) is None or not assignments:
         own = "a method of your own takes --import MODULE; in Python, import its module first"
-        return f"; {did_you_mean(given, METHODS)}; {own}"
-    known = places([name])
-    parts = [text.partition("=") for text in texts]
-    pairs = [(known.get(key, ("method", key)), value or "…") for key, _, value in parts]
+        return f"; {did_you_mean(text, METHODS)}; {own}"
+    places = keyword_places([name])
+    parts = [assignment.partition("=") for assignment in assignments]
+    pairs = [(places.get(key, ("method", key)), value or "…") for key, _, value in parts]
     options = " ".join(f"--set {section}.{key}={value}" for (section, key), value in pairs)
     keywords = ", ".join(f"{keyword(section, key)}={value}" for (section, key), value in pairs)
     return f", expected the name alone; its settings stand apart: --method {name} {options}; in Python {keywords}"
 
 
 def _build(declared: type[Any], values: Mapping[str, Any]) -> Any:
-    kinds = {each.name: type_name(each) for each in fields(declared)}
-    return declared(**{key: float(value) if kinds[key] == "float" else value for key, value in values.items()})
+    types = {key.name: type_name(key) for key in fields(declared)}
+    return declared(**{key: float(value) if types[key] == "float" else value for key, value in values.items()})

@@ -1,4 +1,4 @@
-"""What is known of a run before anything is trained: who holds which samples, bytes of messages, and memory."""
+"""What is known of a run before it trains: who holds which samples, bytes of messages, and memory."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pfedlms.engine.participation import Participation
 from pfedlms.engine.reports import Traffic
 from pfedlms.engine.terms import agreement, task_of
 from pfedlms.errors import ConfigError
-from pfedlms.experiment.config import Config, Tables, for_method, keys, load_config, merge
+from pfedlms.experiment.config import Config, Tables, load_config, merge, setting_fields, tables_for_method
 from pfedlms.experiment.memory import needed_bytes
-from pfedlms.experiment.prepare import NAMED, named_pool, partitioned
+from pfedlms.experiment.prepare import NAMED_PROBLEM, load_named_pool, partition_pool
 from pfedlms.methods import METHODS
 from pfedlms.methods.contract import Method
 from pfedlms.models import CohortModel, build
@@ -25,9 +25,8 @@ from pfedlms.wire.frames import SERVER, Intake, frame
 
 
 def message_cost(method: Method) -> Traffic:
-    """Bytes of one client in one round: a message of every kind at its largest size (with positions: at an average one,
-    see `estimated`), encoded and decoded again. Bytes to catch up depend on which clients were absent, and are not
-    included."""
+    """Bytes of one client in one round, without catching up. A message of every kind is encoded and decoded again, at
+    its largest size, or at an average size if it sends positions, see `is_estimate`."""
     digest = agreement(method)
     total = Traffic()
     for exchange in method.exchanges:
@@ -39,14 +38,14 @@ def message_cost(method: Method) -> Traffic:
     return total
 
 
-def estimated(method: Method) -> bool:
-    """Whether `message_cost` is of average messages, which real ones are near, and not of the largest."""
+def is_estimate(method: Method) -> bool:
+    """Whether `message_cost` counts average messages instead of the largest; real messages have nearly this size."""
     messages = [message for exchange in method.exchanges for message in (exchange.up, exchange.down)]
     return any(message.size(message.example()) < message.max_bytes for message in messages)
 
 
 def catches_up(config: Config, method: Method) -> bool:
-    """Whether clients can miss answers that they have to be sent later, besides those `message_cost` counts."""
+    """Whether clients can miss answers, which the server sends later; `message_cost` does not count these."""
     return method.tracks and (method.task.participants < method.task.clients or config.run.lost > 0)
 
 
@@ -55,27 +54,27 @@ def bits_table(
 ) -> list[dict[str, Any]]:
     """Cost of one client and round for the method named in `overrides`, or for all of them: `up_payload_bits`, …,
     `parameters`, and of a round `mib_per_round`."""
-    wanted = merge({"data": {}, "method": {}}, overrides or {})
-    named = wanted["method"].get("name")
+    tables = merge({"data": {}, "method": {}}, overrides or {})
+    method = tables["method"].get("name")
     # Without a data set: the paper's inputs, 28x28 for dnn and 32x32 in colour for the VGGs.
-    as_in_paper = "dataset" not in wanted["data"]
+    as_in_paper = "dataset" not in tables["data"]
     if as_in_paper:
-        wanted["data"]["dataset"] = "mnist"
-    methods = [named] if named else list(METHODS)
+        tables["data"]["dataset"] = "mnist"
+    methods = [method] if method else list(METHODS)
     rows = []
     for name in methods:
-        own = for_method(wanted, name, methods)["method"]
-        downlink = keys([name]).get(("method", "downlink"))
-        ways: list[dict[str, str]] = [{}]
-        if downlink is not None and "downlink" not in own:  # all ways to answer its clients, its default first
-            ways = [{"downlink": choice} for choice in downlink.metadata["choices"]()]
-        rows += [_row({**wanted, "method": {**own, **way}}, classes, as_in_paper) for way in ways]
+        settings = tables_for_method(tables, name, methods)["method"]
+        downlink = setting_fields([name]).get(("method", "downlink"))
+        downlinks: list[dict[str, str]] = [{}]
+        if downlink is not None and "downlink" not in settings:  # a row for each kind of answer, the default first
+            downlinks = [{"downlink": choice} for choice in downlink.metadata["choices"]()]
+        rows += [_bits_row({**tables, "method": {**settings, **choice}}, classes, as_in_paper) for choice in downlinks]
     return rows
 
 
-def _row(tables: Tables, classes: int | None, as_in_paper: bool) -> dict[str, Any]:
+def _bits_row(tables: Tables, classes: int | None, as_in_paper: bool) -> dict[str, Any]:
     config = load_config(None, tables)
-    NAMED.check_given(config, "data", "model")
+    NAMED_PROBLEM.check_python_objects(config, "data", "model")
     if classes is not None and classes < 1:
         raise ConfigError([f"classes: got {classes}, expected at least 1"])
     method = method_of(config, classes, (3, 32, 32) if as_in_paper and config.model.name != "dnn" else None)
@@ -90,38 +89,38 @@ def _row(tables: Tables, classes: int | None, as_in_paper: bool) -> dict[str, An
         "participants": task.participants,
         "parameters": task.layout.dim,
         **{f"{part}_bits": 8 * count for part, count in asdict(cost).items() if part != "catch_up"},
-        "estimated": estimated(method),
+        "estimated": is_estimate(method),
         "catches_up": catches_up(config, method),
         "mib_per_round": task.participants * (cost.up_payload + cost.down_payload) / (1 << 20),
     }
 
 
 def method_of(config: Config, classes: int | None = None, shape: tuple[int, ...] | None = None) -> Method:
-    """The method of a configuration, on the model it names, before anything is trained; data sets by name need not be
-    there. `classes` and `shape` (of a sample) are those of the data, unless they are given."""
-    own, known, clients = _inputs(config)
-    classes = classes or known
-    module = build(config.model.name, shape or own, classes, config.model.hidden, 0)
-    who = Participation(clients, config.train.participation, seed=0)
-    task = task_of(CohortModel(module, torch.device("cpu")), classes, who, config.train, seed=0)
+    """The method of a configuration, on the model that it names, before anything is trained. The files of a named data
+    set are not needed. `classes` and `shape` (of a sample) are those of the data, unless they are given."""
+    data_shape, data_classes, clients = _input_sizes(config)
+    classes = classes or data_classes
+    module = build(config.model.name, shape or data_shape, classes, config.model.hidden, 0)
+    participation = Participation(clients, config.train.participation, seed=0)
+    task = task_of(CohortModel(module, torch.device("cpu")), classes, participation, config.train, seed=0)
     return METHODS[config.method](task, config.settings)
 
 
-def _inputs(config: Config) -> tuple[tuple[int, ...], int, int]:
-    """Shape of a sample, classes and clients; a user's own data are read for it."""
+def _input_sizes(config: Config) -> tuple[tuple[int, ...], int, int]:
+    """Shape of a sample, number of classes and of clients; data given by path are read for this."""
     if config.data.dataset in DATASETS:
         source = DATASETS[config.data.dataset]
         if source.is_text:
             vocabulary = 256 if config.data.tokens == "bytes" else source.classes
             return (config.data.window,), vocabulary, config.data.clients
         return source.shape, source.classes, config.data.clients
-    pool = named_pool(config)
-    given = pool.resolve_scheme(config.data.partition) == "given"
-    return pool.x.shape[1:], len(pool.names), len(pool.client_names) if given else config.data.clients
+    pool = load_named_pool(config)
+    has_owners = scheme_of(config.data.partition, pool.owner) == "given"
+    return pool.x.shape[1:], len(pool.names), len(pool.owners) if has_owners else config.data.clients
 
 
 def plan_json(config: Config, federation: Federation) -> dict[str, Any]:
-    """The plan as data: configuration, layer table, bytes and memory."""
+    """The plan of a run, for --json: configuration, layer table, bytes and memory."""
     layout, sketched = federation.method.sketched or (federation.model.layout, None)
     layers: list[dict[str, Any]] = [
         {"name": layer.name, "offset": layer.offset, "size": layer.size, "pad": layer.pad} for layer in layout.layers
@@ -130,7 +129,7 @@ def plan_json(config: Config, federation: Federation) -> dict[str, Any]:
         layer["sketch"] = entries
     data, participants = federation.data, federation.participation.count
     kept, working = needed_bytes(federation, config.train)
-    # What is sent to clients that come back depends on who is drawn, so it is in no plan.
+    # Bytes to catch up depend on which clients take part, so no plan has them.
     sent = {name: participants * count for name, count in asdict(message_cost(federation.method)).items()}
     return {
         "config": config.tables(),
@@ -149,7 +148,7 @@ def plan_json(config: Config, federation: Federation) -> dict[str, Any]:
         "layers": layers,
         "bytes_per_round": sent,
         "total_bytes": sum(sent.values()) * config.train.rounds,
-        "estimated": estimated(federation.method),
+        "estimated": is_estimate(federation.method),
         "catches_up": catches_up(config, federation.method),
         "notes": _notes(config, federation),
         "memory_bytes": {"data": data.x.nbytes + data.y.nbytes, "clients": kept, "working": working},
@@ -157,7 +156,7 @@ def plan_json(config: Config, federation: Federation) -> dict[str, Any]:
 
 
 def _notes(config: Config, federation: Federation) -> list[str]:
-    """What is allowed and hardly meant."""
+    """Remarks on settings that are allowed, but probably not intended."""
     layout, sketched = federation.method.sketched or (federation.model.layout, ())
     pads = [layer.pad for layer in layout.layers]
     if max(pads) == 1 or not sketched or max(sketched) > 1:
@@ -169,18 +168,17 @@ def _notes(config: Config, federation: Federation) -> list[str]:
 
 
 def holdings(config: Config) -> dict[str, Any]:
-    """The data set, its partition, and of every client the samples of each part, and how many samples (of text: tokens)
-    it has of each class."""
-    pool = named_pool(config)
-    data = partitioned(config, pool)
+    """The data set, its partition, and each client's number of samples by part and by class (of text: tokens)."""
+    pool = load_named_pool(config)
+    data = partition_pool(config, pool)
     parts = {"train": data.train, "test": data.test, **({"validation": data.validation} if data.validation else {})}
     labels = data.y.numpy()
     clients = []
     for client in range(data.clients):
-        held = {part: own[client] for part, own in parts.items()}
-        counts = np.bincount(labels[np.concatenate(list(held.values()))].reshape(-1), minlength=data.classes)
+        samples = {part: indices[client] for part, indices in parts.items()}
+        counts = np.bincount(labels[np.concatenate(list(samples.values()))].reshape(-1), minlength=data.classes)
         name = data.client_names[client] if data.client_names else str(client)
-        sizes = {part: len(own) for part, own in held.items()}
+        sizes = {part: len(indices) for part, indices in samples.items()}
         clients.append({"client": client, "name": name, **sizes, "classes": counts.tolist()})
     return {
         "dataset": config.data.dataset,

@@ -1,4 +1,4 @@
-"""Models out of a run: from memory, or from configuration and checkpoint alone, without the data."""
+"""Models of a run: from memory, or from its folder, without the data."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from pfedlms.engine import Federation
 from pfedlms.errors import DataError, RunDirectoryError, UsageError, did_you_mean
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.loop import load_into
-from pfedlms.experiment.prepare import as_configured, normalisation, prepare
-from pfedlms.experiment.problem import Problem, as_the_model_takes_them, checked_outputs, how_to_resume
+from pfedlms.experiment.prepare import execution_settings, normalisation, prepare
+from pfedlms.experiment.problem import Problem, match_input_type, resume_instruction, trial_outputs
 from pfedlms.experiment.store import RunDirectory
 from pfedlms.files import not_written, write_atomically, write_text
 from pfedlms.methods import METHODS
@@ -40,7 +41,7 @@ NO_BEST = (
 
 
 @dataclass(frozen=True)
-class Models:
+class RunModels:
     """The models of a run, after its last round or, with `state`, as of an earlier one."""
 
     config: Config
@@ -51,29 +52,29 @@ class Models:
 
     @property
     def untrained(self) -> tuple[int, ...]:
-        """Clients whose model is, for want of data, the one before the last phase's local steps."""
-        here = set(self.federation.present_ids)
-        return () if self.has_data else tuple(k for k in range(self.federation.data.clients) if k not in here)
+        """Clients that, without their data, have not taken the last phase's local steps."""
+        present = set(self.federation.present_ids)
+        return () if self.has_data else tuple(k for k in range(self.federation.data.clients) if k not in present)
 
     def model(self, client: int | None) -> StateDict:
-        """A client's model, or the shared one."""
+        """A client's model; for None the shared model."""
         if client is None:
             return self.shared() or {}
-        with self._opened():
+        with self._state_loaded():
             return self.federation.client_state_dict(client, trains=self.has_data)
 
     def shared(self) -> StateDict | None:
-        """The model all clients share, before local steps; None for a method that has none."""
-        with self._opened():
+        """The model that all clients share, before local steps; None if the method has none."""
+        with self._state_loaded():
             return self.federation.shared_state_dict()
 
     def models(self) -> list[StateDict]:
-        with self._opened():
+        with self._state_loaded():
             models = self.federation.models(trains=self.has_data)
             return [model for _, model in sorted(models, key=lambda pair: pair[0])]
 
     def module(self, client: int | None) -> nn.Module:
-        """A client's model, or the shared one, as a module on the CPU that predicts."""
+        """A client's model, for None the shared model, as a module on the CPU, ready to predict."""
         return self._module(self.model(client))
 
     def _module(self, state: StateDict) -> nn.Module:
@@ -85,45 +86,46 @@ class Models:
         self, summary: Mapping[str, Any], problem: Problem, data: Any, local_steps: int | None = None
     ) -> nn.Module:
         """See `Run.personalise`."""
-        run = self.federation
-        pool = _read_for_device(data, summary, self.config.data.stride, run.data, problem)
-        held = _one_client(pool, run.data, summary)
-        if held.shape != run.data.shape:
-            raise DataError(f"data: got samples of shape {held.shape}, expected {run.data.shape}, as the run had")
-        held = as_the_model_takes_them(run.model.module, held)
-        criterion = problem.criterion(checked_outputs(run.model, held, self.config), held)
-        with self._opened():
-            return self._module(run.personalised(held.to(run.model.device), criterion, local_steps))
+        model, run_data = self.federation.model, self.federation.data
+        pool = _read_data(data, summary, self.config.data.stride, run_data, problem)
+        own_data = _device_data(pool, run_data, summary)
+        if own_data.shape != run_data.shape:
+            raise DataError(f"data: got samples of shape {own_data.shape}, expected {run_data.shape}, as the run had")
+        own_data = match_input_type(model.module, own_data)
+        criterion = problem.criterion(trial_outputs(model, own_data, self.config), own_data)
+        with self._state_loaded():
+            return self._module(self.federation.personalised(own_data.to(model.device), criterion, local_steps))
 
     @contextmanager
-    def _opened(self) -> Iterator[None]:
-        with as_configured(self.config):
-            latest = self.federation.state() if self.state is not None else None
+    def _state_loaded(self) -> Iterator[None]:
+        """Inside this context the federation has `state`, if there is one; afterwards its latest state again."""
+        with execution_settings(self.config):
+            if self.state is None:
+                yield
+                return
+            latest = self.federation.state()
             try:
-                if self.state is not None:
-                    self.federation.load(self.state)
+                self.federation.load(self.state)
                 yield
             finally:
-                if latest is not None:
-                    self.federation.load(latest)
+                self.federation.load(latest)
 
 
-def _read_for_device(data: Any, summary: Mapping[str, Any], stride: int, like: FederatedData, problem: Problem) -> Pool:
-    """The data of a new device; a text is cut as the run's."""
+def _read_data(data: Any, summary: Mapping[str, Any], stride: int, like: FederatedData, problem: Problem) -> Pool:
+    """The data of a new device, read; a text is cut into windows as the run's text was."""
     if not isinstance(data, str):
-        as_it_is = isinstance(data, Pool | np.ndarray | torch.Tensor)  # one array is refused, as in `run`
-        return read(data if as_it_is else [data], problem.loss is not None, all_clients=False)
+        is_pool = isinstance(data, Pool | np.ndarray | torch.Tensor)  # `read` refuses a single array, as in `run`
+        return read(data if is_pool else [data], problem.loss is not None, all_clients=False)
     kind = summary.get("tokens")
     if kind not in KINDS:
-        remedy = (
-            "pass pfedlms.data.texts({'me': text}, tokens=tokenizer)" if kind else "pass samples and labels, (x, y)"
-        )
+        own_tokens = "pass pfedlms.data.texts({'me': text}, tokens=tokenizer)"
+        remedy = own_tokens if kind else "pass samples and labels, (x, y)"
         raise DataError(f"data: got a text, but the run was not trained on characters or bytes; {remedy}")
     return texts({"data": data}, kind, like.shape[0], stride, vocabulary=summary["classes"])
 
 
-def _one_client(pool: Pool, like: FederatedData, summary: Mapping[str, Any]) -> FederatedData:
-    """All samples of the device, or of (train, test) those of train, to be trained on."""
+def _device_data(pool: Pool, like: FederatedData, summary: Mapping[str, Any]) -> FederatedData:
+    """The data of a new device as those of one client; it trains on all samples, or on train of (train, test)."""
     names = tuple(summary.get("classes") or map(str, range(like.classes)))
     if pool.tokens and pool.names != names:
         raise DataError("data: got another vocabulary than the run's; pass the text itself, or vocabulary=run.classes")
@@ -135,9 +137,9 @@ def _one_client(pool: Pool, like: FederatedData, summary: Mapping[str, Any]) -> 
     return FederatedData(x, y, (train,), (train,), pool.classes, names=pool.names, tokens=pool.tokens)
 
 
-def open_models(stored: RunDirectory, config: Config, problem: Problem, best: bool = False) -> Models:
-    """The models in a run directory, of the latest checkpoint or of the best round. Data are read only where some
-    client took no part in the last phase."""
+def load_models(stored: RunDirectory, config: Config, problem: Problem, best: bool = False) -> RunModels:
+    """The models in a run directory, of the latest checkpoint or of the best round. Data are read only if some client
+    took no part in the last phase."""
     directory = stored.path
     if stored.on_nodes:
         raise UsageError(
@@ -152,65 +154,65 @@ def open_models(stored: RunDirectory, config: Config, problem: Problem, best: bo
         )
     checkpoint = stored.load_checkpoint(best)
     if checkpoint is None:
-        wrong = NO_BEST if best else f"no checkpoint yet; `{how_to_resume(directory, config.tables())}` first"
-        raise RunDirectoryError(f"{directory}: {wrong}")
-    everybody = len(checkpoint["federation"]["trained"]) == len(checkpoint["samples"])
-    config = config.grouped_as(checkpoint)
+        missing = NO_BEST if best else f"no checkpoint yet; `{resume_instruction(directory, config.tables())}` first"
+        raise RunDirectoryError(f"{directory}: {missing}")
+    all_present = len(checkpoint["federation"]["trained"]) == len(checkpoint["samples"])
+    config = config.with_cohort_size_of(checkpoint)
     federation = None
-    if not everybody and (problem.given is not None or config.data.dataset != CUSTOM):
+    if not all_present and (problem.own_pool is not None or config.data.dataset != CUSTOM):
         with suppress(DataError):
             federation = prepare(config, problem)
     has_data = federation is not None
     if federation is None:
-        hollow = _hollow_data(checkpoint)
+        data = _data_without_samples(checkpoint)
         federation = Federation(
-            METHODS[config.method], config.settings, CohortModel(problem.module(config, hollow), torch.device("cpu")),
-            hollow, config.train, config.run.seed, cohort_size=config.run.cohort_size,
+            METHODS[config.method], config.settings, CohortModel(problem.module(config, data), torch.device("cpu")),
+            data, config.train, config.run.seed, cohort_size=config.run.cohort_size,
         )  # fmt: skip
     federation.keep_in(directory)
     load_into(federation, checkpoint, config, stored, same_data=has_data)
-    return Models(config, federation, has_data or everybody)
+    return RunModels(config, federation, has_data or all_present)
 
 
-def _hollow_data(checkpoint: Mapping[str, Any]) -> FederatedData:
-    """The shape of samples, the classes and each client's number of training samples, but none of the samples."""
+def _data_without_samples(checkpoint: Mapping[str, Any]) -> FederatedData:
+    """Data with the shape of samples, the classes and each client's number of training samples, but no samples."""
     samples = checkpoint["samples"]
     return FederatedData(
-        x=torch.empty(0, *checkpoint["shape"], dtype=torch.int64 if checkpoint.get("integers") else torch.float32),
-        y=torch.empty(0, *(checkpoint["shape"] if checkpoint.get("tokens") else ()), dtype=torch.int64),
+        x=torch.empty(0, *checkpoint["shape"], dtype=torch.int64 if checkpoint["integers"] else torch.float32),
+        y=torch.empty(0, *(checkpoint["shape"] if checkpoint["tokens"] else ()), dtype=torch.int64),
         train=tuple(np.arange(count) for count in samples),
         test=(np.empty(0, dtype=np.int64),) * len(samples),
         classes=checkpoint["classes"],
-        tokens=checkpoint.get("tokens", ""),
+        tokens=checkpoint["tokens"],
     )
 
 
 def client_number(client: int | str, summary: Mapping[str, Any]) -> int:
-    """The number of a client; a name goes before a number, since names may be numbers."""
+    """The number of a client, given by name or number. Names come first, since a name may look like a number."""
     names, clients = list(summary.get("client_names", [])), summary["clients"]
     if str(client) in names:
         return names.index(str(client))
     if str(client).isdecimal() and int(client) < clients:
         return int(client)
-    named = f", or a name: {did_you_mean(str(client), names)}" if names else ""
-    raise UsageError(f"client: got {client}, expected 0 to {clients - 1}{named}")
+    by_name = f", or a name: {did_you_mean(str(client), names)}" if names else ""
+    raise UsageError(f"client: got {client}, expected 0 to {clients - 1}{by_name}")
 
 
 def write_models(
-    models: Models, summary: Mapping[str, Any], target: Path, client: int | str | None = None, shared: bool = False
+    models: RunModels, summary: Mapping[str, Any], target: Path, client: int | str | None = None, shared: bool = False
 ) -> None:
     """See `Run.export`."""
     if shared and client is not None:
         raise UsageError("client: got a client and shared=True, expected one of them")
     clients = models.federation.data.clients
     number = None if client is None else client_number(client, summary)
-    one = shared or number is not None
-    if one and target.suffix not in SUFFIXES:
+    is_single = shared or number is not None
+    if is_single and target.suffix not in SUFFIXES:
         raise UsageError(
             f"{target}: got the suffix {target.suffix!r}, expected .pt (a state dict for torch.load) or .onnx; it "
             "decides the format"
         )
-    if not one and target.suffix in SUFFIXES:
+    if not is_single and target.suffix in SUFFIXES:
         raise UsageError(f"{target}: got a file for the models of all clients, expected a folder; or name one client")
     if shared and models.shared() is None:
         raise UsageError(f"{models.config.method} has no shared model; name a client with client=K")
@@ -233,20 +235,20 @@ def write_models(
     try:
         if target.suffix == ".onnx":
             _write_onnx(models, target, number, about)
-        elif one:
+        elif is_single:
             state = models.model(number)
             write_atomically(target, lambda file: torch.save(state, file))
             write_text(target.with_suffix(".json"), json.dumps(about, indent=2) + "\n")
         else:
             target.mkdir(parents=True, exist_ok=True)
-            for each, state in enumerate(models.models()):
-                write_atomically(target / f"client-{each}.pt", lambda file, state=state: torch.save(state, file))  # type: ignore[misc]
+            for client_id, state in enumerate(models.models()):
+                write_atomically(target / f"client-{client_id}.pt", partial(torch.save, state))
             write_text(target / "models.json", json.dumps(about, indent=2) + "\n")
     except (OSError, RuntimeError, ValueError) as error:
         raise UsageError(not_written(target, error)) from error
 
 
-def _write_onnx(models: Models, file: Path, client: int | None, about: Mapping[str, Any]) -> None:
+def _write_onnx(models: RunModels, file: Path, client: int | None, about: Mapping[str, Any]) -> None:
     try:
         import onnx
         import onnxscript  # noqa: F401 - torch.onnx needs it

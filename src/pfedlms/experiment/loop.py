@@ -1,4 +1,4 @@
-"""The loop that plays the rounds of a run, in this process or on nodes: records, checkpoints and signals."""
+"""The loop over the rounds of a run, in this process or on nodes: records, checkpoints and signals."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from pfedlms.data import FederatedData
 from pfedlms.data.sources import path_kind
 from pfedlms.engine import Evaluation, RoundReport, Traffic
 from pfedlms.errors import DivergedError, RunDirectoryError, RunError
-from pfedlms.experiment.callbacks import Calls, Checkpoints, EarlyStopping, RunInfo, SharedModelWarning, is_best
+from pfedlms.experiment.callbacks import Callbacks, Checkpoints, EarlyStopping, RunInfo, SharedModelWarning, is_best
 from pfedlms.experiment.config import Config
-from pfedlms.experiment.prepare import as_configured
+from pfedlms.experiment.prepare import execution_settings
 from pfedlms.experiment.problem import resume_call
 from pfedlms.experiment.store import RunDirectory
-from pfedlms.experiment.summary import environment, finite, same_result, summarise
+from pfedlms.experiment.summary import environment, finite_or_none, is_same_result, summarise
 from pfedlms.settings import CUSTOM
 
 COUNTS = ("rejected", "astray", "unheard")
-"""Messages of a round that did not count: refused, of an absent client, lost."""
+"""Messages that did not count: refused, from a client that tracks another model, answers that did not arrive."""
 
 
 class Stopped(BaseException):
@@ -37,67 +37,67 @@ class Stopped(BaseException):
         self.signal = signal
 
 
-class Running(RunInfo):
-    """A run while it is played: writes metrics, checkpoints and a summary, on disk if there is a directory. `played` is
-    a federation in this process; a subclass plays one on nodes."""
+class ActiveRun(RunInfo):
+    """A run while it trains. It records metrics, checkpoints and a summary, on disk if it has a directory. The
+    federation is in this process; a subclass has a coordinator of nodes in its place."""
 
-    def __init__(self, config: Config, played: Any, directory: RunDirectory | None = None, label: str = "") -> None:
+    def __init__(self, config: Config, federation: Any, directory: RunDirectory | None = None, label: str = "") -> None:
         super().__init__(label, config, directory.path if directory else None)
-        self.played: Any = played
+        self.federation: Any = federation
         self.best_state: dict[str, Any] | None = None
         """The federation after the best round, where it is kept and there is no directory to keep it in."""
         self._stored = directory
         self._traffic, self._counts = Traffic(), dict.fromkeys(COUNTS, 0)
-        self._before, self._began = 0.0, time.perf_counter() - COMPILATION.seconds
+        self._earlier_seconds, self._started = 0.0, time.perf_counter() - COMPILATION.seconds
 
-    # --- one step; nodes have their own
+    # --- one step; a run on nodes overrides these methods
 
     def start(self) -> None:
         if self.round == 0:
-            self.played.start()
+            self.federation.start()
 
     def step(self, evaluate: bool) -> RoundReport:
-        """A round, to be evaluated or not."""
-        report: RoundReport = self.played.play_round(evaluate_global=evaluate)
+        """Train one round; the report says whether it is to be evaluated."""
+        report: RoundReport = self.federation.play_round(evaluate_global=evaluate)
         return replace(report, evaluated=evaluate)
 
-    def more(self, of: str) -> dict[str, Any]:
-        """What is recorded besides: of a round, an evaluation or the summary."""
+    def extra_fields(self, of: str) -> dict[str, Any]:
+        """Fields that a subclass adds to the record of a round, an evaluation or the summary."""
         return {}
 
     # --- records
 
     @property
     def round(self) -> int:
-        return int(self.played.rounds_played)
+        return int(self.federation.rounds_played)
 
     @property
     def seconds(self) -> float:
-        """Spent in this run, all its processes together, without the compilation of kernels."""
-        return round(self._before + time.perf_counter() - COMPILATION.seconds - self._began, 3)
+        """Time spent in this run by all its processes, one after another, without the compilation of kernels."""
+        return round(self._earlier_seconds + time.perf_counter() - COMPILATION.seconds - self._started, 3)
 
     def totals(self) -> dict[str, Any]:
-        """Of all rounds so far: bytes, messages that were refused or lost, and seconds."""
+        """Sums over all rounds so far: bytes, messages that did not count, and seconds."""
         shown = {"rejected": True, "astray": self._counts["astray"], "unheard": self.config.run.lost}
-        refused = {name: count for name, count in self._counts.items() if shown[name]}
-        return {"bytes": asdict(self._traffic), **refused, **self.more("evaluation"), "seconds": self.seconds}
+        counts = {name: count for name, count in self._counts.items() if shown[name]}
+        return {"bytes": asdict(self._traffic), **counts, **self.extra_fields("evaluation"), "seconds": self.seconds}
 
     def restore(self, checkpoint: Mapping[str, Any] | None) -> None:
         """Go back to a checkpoint, or to the very beginning where there is none."""
         if self._stored is None:
             return
         if checkpoint:
-            load_into(self.played, checkpoint, self.config, self._stored)
+            load_into(self.federation, checkpoint, self.config, self._stored)
             self._traffic = Traffic(*checkpoint["traffic"])
-            self._counts = {name: checkpoint.get(name, 0) for name in COUNTS}
-            self._before = checkpoint["seconds"]
-        # Only now, so that a checkpoint that is refused costs no measurement.
+            self._counts = {name: checkpoint[name] for name in COUNTS}
+            self._earlier_seconds = checkpoint["seconds"]
+        # Only now: a checkpoint that is refused must not cut metrics.jsonl.
         self.metrics = self._stored.rewind_metrics(checkpoint["metrics_bytes"] if checkpoint else 0)
-        if is_best(self):  # the process may have ended between the checkpoint and its being kept
+        if is_best(self):  # the earlier process may have ended between its checkpoint and best.pt
             self._stored.keep_best()
 
     def count(self, report: RoundReport) -> dict[str, Any]:
-        """Add a round to the totals; what callbacks are given of it."""
+        """Add a round to the totals; returns the record for `on_round`."""
         self._traffic += report.traffic
         self._counts = {name: count + getattr(report, name) for name, count in self._counts.items()}
         return {
@@ -107,46 +107,46 @@ class Running(RunInfo):
             "bytes": asdict(report.traffic),
             "rejected": report.rejected,
             "unheard": report.unheard,
-            **self.more("round"),
+            **self.extra_fields("round"),
         }
 
     def evaluate(self, report: RoundReport) -> dict[str, Any]:
-        """Measure, and record the results; accuracies are over the clients that took part."""
-        measured: Evaluation = self.played.evaluate()
-        results, shared, score = self._results(measured), report.global_evaluation, self.played.criterion.score
+        """Evaluate the clients that took part; record and return the results."""
+        measured: Evaluation = self.federation.evaluate()
+        results, shared, score = self._results(measured), report.global_evaluation, self.federation.criterion.score
         record: dict[str, Any] = {"round": self.round, **({"metric": score} if score else {})}
         record |= {key: results[key] for key in ("p_acc", "v_acc") if key in results}
         if shared is not None:
-            record["g_acc"] = finite(shared.accuracy)
-        record |= {"loss": finite(report.loss), "test_loss": results["test_loss"], "client_acc": results["client_acc"]}
-        if len(measured.ids) < self.played.data.clients:
+            record["g_acc"] = shared.accuracy
+        record |= {"loss": report.loss, "test_loss": results["test_loss"], "client_acc": results["client_acc"]}
+        if len(measured.ids) < self.federation.data.clients:
             record["clients"] = list(measured.ids)
-        if self._predicts_tokens:
-            record["perplexity"] = finite(measured.perplexity)
-            record |= {"g_perplexity": finite(shared.perplexity)} if shared is not None else {}
-        record |= self.totals()
+        if self._has_perplexity:
+            record["perplexity"] = measured.perplexity
+            record |= {"g_perplexity": shared.perplexity} if shared is not None else {}
+        record = {**finite_or_none(record), **self.totals()}
         if self._stored is not None:
             self._stored.append_metrics(record)
         self.metrics.append(record)
         return record
 
     def checkpoint(self) -> None:
-        """Save all that is needed to resume from here; after the best round so far, for good."""
+        """Save all that is needed to resume from here; after the best round so far, keep a copy."""
         if self._stored is not None:
-            data = self.played.data
+            data = self.federation.data
             self._stored.save_checkpoint({
                 "settings": fixed_settings(self.config),
                 "data": fingerprint(self.config, data) or self.config.data.dataset,
-                "cohort_size": self.played.largest_cohort,
-                # So that a model can be exported, and a summary made, without the data.
+                "cohort_size": self.federation.largest_cohort,
+                # With these, models can be exported and a summary made without the data.
                 "shape": list(data.shape),
                 "classes": data.classes,
                 "samples": list(data.samples),
                 "integers": not data.x.is_floating_point(),
                 "tokens": data.tokens,
-                "parameters": self.played.model.layout.dim,
-                "facts": facts_of(self.played),
-                "federation": self.played.state(),
+                "parameters": self.federation.model.layout.dim,
+                "facts": facts_of(self.federation),
+                "federation": self.federation.state(),
                 "traffic": list(self._traffic.as_tuple()),
                 **self._counts,
                 "seconds": self.seconds,
@@ -154,27 +154,30 @@ class Running(RunInfo):
             if is_best(self):
                 self._stored.keep_best()
         elif is_best(self):
-            self.best_state = copy.deepcopy(self.played.state())
+            self.best_state = copy.deepcopy(self.federation.state())
 
     def summary(self, status: str) -> dict[str, Any]:
-        """The summary as it would be if the run ended here; nothing is stored."""
-        stages = {name: round(spent, 6) for name, spent in self.played.watch.seconds.items()}
-        # Only a folder is opened again, perhaps with other data.
-        own = fingerprint(self.config, self.played.data) if self._stored is not None else None
-        more = {**({"data_fingerprint": own} if own else {}), **({"stages": stages} if stages else {})}
-        more |= self.more("summary")
-        now = {"round": self.round, **self.totals()}
-        return summarise(self.config, self.metrics, facts_of(self.played), status, now) | more
+        """The summary, as if the run ended now; nothing is stored."""
+        stages = {name: round(spent, 6) for name, spent in self.federation.watch.seconds.items()}
+        # Without a folder nothing compares it later.
+        data_fingerprint = fingerprint(self.config, self.federation.data) if self._stored is not None else None
+        totals = {"round": self.round, **self.totals()}
+        return {
+            **summarise(self.config, self.metrics, facts_of(self.federation), status, totals),
+            **({"data_fingerprint": data_fingerprint} if data_fingerprint else {}),
+            **({"stages": stages} if stages else {}),
+            **self.extra_fields("summary"),
+        }
 
     def finish(self, status: str) -> dict[str, Any]:
-        """The summary of the run, as it is stored; of one that failed, if it can be stored."""
+        """Store the summary at the end of the run, and return it. A failed run ends without one if the disk is full."""
         summary = self.summary(status)
         stored = self._stored.read_summary() if self._stored is not None else None
-        if stored is not None and same_result(stored, summary):
-            return stored  # a finished run that was resumed: nothing was done, nothing is changed
+        if stored is not None and is_same_result(stored, summary):
+            return stored  # a finished run was resumed: nothing was trained, so nothing changes
         if status == "finished":
             summary["everyone"] = self._everyone()
-            if self.played.data.newcomers:
+            if self.federation.data.newcomers:
                 summary["newcomers"] = self._newcomers()
         if self._stored is not None:
             try:
@@ -185,76 +188,76 @@ class Running(RunInfo):
         return summary
 
     @property
-    def _predicts_tokens(self) -> bool:
-        """Whether losses are cross-entropies of next tokens."""
-        return bool(self.played.data.tokens) and self.played.criterion.loss is None
+    def _has_perplexity(self) -> bool:
+        """Whether losses are cross-entropies of next tokens, so that perplexities can be given."""
+        return bool(self.federation.data.tokens) and self.federation.criterion.loss is None
 
     def _newcomers(self) -> dict[str, Any]:
-        """Clients held out of the run, before and after their first local steps."""
-        found: dict[str, Any] = {"clients": len(self.played.data.newcomers)}
-        for name, measured in zip(("before", "after"), self.played.newcomers(), strict=True):
-            found |= {name: finite(measured.accuracy), f"{name}_loss": finite(measured.loss)}
-            found |= {f"{name}_perplexity": finite(measured.perplexity)} if self._predicts_tokens else {}
-            found[f"client_{name}"] = [finite(value) for value in measured.per_client]
-        return found
+        """Measures of the clients held out of the run, before and after their first local steps."""
+        results: dict[str, Any] = {"clients": len(self.federation.data.newcomers)}
+        for name, measured in zip(("before", "after"), self.federation.newcomers(), strict=True):
+            results |= {name: measured.accuracy, f"{name}_loss": measured.loss}
+            results |= {f"{name}_perplexity": measured.perplexity} if self._has_perplexity else {}
+            results[f"client_{name}"] = measured.per_client
+        return finite_or_none(results)
 
     def _results(self, measured: Evaluation) -> dict[str, Any]:
-        """An evaluation under the names of metrics.jsonl; V-acc is None where no client evaluated has set samples
-        aside."""
+        """An evaluation under the names of metrics.jsonl; V-acc is None if no client has set samples aside."""
         validation = measured.validation
-        validated = {"v_acc": finite(validation.accuracy) if validation is not None else None}
-        return {
-            "p_acc": finite(measured.accuracy),
-            **(validated if self.config.data.validation else {}),
-            "test_loss": finite(measured.loss),
-            "client_acc": [finite(value) for value in measured.per_client],
-        }
+        v_acc = {"v_acc": validation.accuracy if validation is not None else None}
+        return finite_or_none({
+            "p_acc": measured.accuracy,
+            **(v_acc if self.config.data.validation else {}),
+            "test_loss": measured.loss,
+            "client_acc": measured.per_client,
+        })  # fmt: skip
 
     def _everyone(self) -> dict[str, Any] | None:
-        """All clients at the end of the run: the last evaluation, if it was of all of them; None without
+        """Measures of all clients at the end of the run: the last evaluation, if it was of all of them; None without
         `run.everyone`. In the mean over clients, unlike in the accuracy, a client that claims many samples weighs no
         more than others."""
         last = self.metrics[-1] if self.metrics else {}
-        whole = last.get("round") == self.round and "clients" not in last
-        if not whole and not self.config.run.everyone:
+        has_everyone = last.get("round") == self.round and "clients" not in last
+        if not has_everyone and not self.config.run.everyone:
             return None
-        results = last if whole else self._results(self.played.everyone())
-        known = [value for value in results["client_acc"] if value is not None]
+        results = last if has_everyone else self._results(self.federation.everyone())
+        accuracies = [value for value in results["client_acc"] if value is not None]
         return {
             "accuracy": results["p_acc"],
-            **({"mean_over_clients": sum(known) / len(known)} if known else {}),
+            **({"mean_over_clients": sum(accuracies) / len(accuracies)} if accuracies else {}),
             **({"validation_accuracy": results["v_acc"]} if "v_acc" in results else {}),
             "test_loss": results["test_loss"],
             "client_acc": results["client_acc"],
         }
 
 
-def execute(
-    run: Running, callbacks: Sequence[Any], checkpoint: Mapping[str, Any] | None = None, at_once: bool = False
+def run_rounds(
+    run: ActiveRun, callbacks: Sequence[Any], checkpoint: Mapping[str, Any] | None = None, at_once: bool = False
 ) -> tuple[dict[str, Any], int]:
-    """Play all rounds that are left; the summary, and the signal that asked to stop (0: none). `at_once` is for steps
-    that take long and can be taken again: a signal ends them where they are, with a checkpoint after every step."""
-    call = Calls([EarlyStopping(), SharedModelWarning(), *callbacks, Checkpoints(always=at_once)])
+    """Train all remaining rounds; returns the summary, and the signal that asked to stop (0: none). `at_once` is for
+    steps that take long and can be repeated: a signal interrupts them, and a checkpoint follows each."""
+    call = Callbacks([EarlyStopping(), SharedModelWarning(), *callbacks, Checkpoints(always=at_once)])
     with (
-        as_configured(run.config),
+        execution_settings(run.config),
         signals(at_once) as received_signal,
         COMPILATION.announced(lambda: call("on_compile", run)),
     ):
         run.restore(checkpoint)
         call("on_start", run)
         try:
-            interrupted = _rounds(run, call, received_signal)
+            interrupted = _train_rounds(run, call, received_signal)
             summary = run.finish("interrupted" if interrupted else "finished")
         except BaseException as error:
-            _end(error, run, call)
+            _end_failed_run(error, run, call)
             raise
         call.end(run, summary)
         return summary, received_signal()
 
 
-def _rounds(run: Running, call: Calls, received_signal: Callable[[], int]) -> bool:
-    """All rounds that are left; whether a signal interrupted them."""
+def _train_rounds(run: ActiveRun, call: Callbacks, received_signal: Callable[[], int]) -> bool:
+    """Train all remaining rounds; returns whether a signal interrupted them."""
     last = run.config.train.rounds
+    interrupted = False
     run.start()
     while run.round < last and not run.stopping:
         number = run.round + 1
@@ -267,15 +270,13 @@ def _rounds(run: Running, call: Calls, received_signal: Callable[[], int]) -> bo
         if interrupted:
             run.stop()
         call("on_step", run)
-        if interrupted:
-            return True
-    return False
+    return interrupted
 
 
-def _end(error: BaseException, run: Running, call: Calls) -> None:
-    """The end of a run that an error ended: the error is what counts, whatever else fails."""
+def _end_failed_run(error: BaseException, run: ActiveRun, call: Callbacks) -> None:
+    """Write the summary and call `on_end` after an error. That error is raised afterwards, whatever else fails here."""
     if isinstance(error, RunError):
-        # The disk may be full, but what was measured so far is on it; a summary is worth a try.
+        # The disk may be full; `finish` still tries to write a summary.
         summary = error.summary = run.finish("diverged" if isinstance(error, DivergedError) else "failed")
     elif isinstance(error, Stopped):
         summary = run.finish("interrupted")
@@ -289,9 +290,9 @@ def _end(error: BaseException, run: Running, call: Calls) -> None:
 
 @contextmanager
 def signals(at_once: bool = False) -> Iterator[Callable[[], int]]:
-    """Ctrl-C and SIGTERM, which schedulers send before they kill, let the round end and be saved; a second Ctrl-C ends
-    the program immediately. With `at_once` the first signal raises `Stopped` where the run is, and later ones are
-    ignored. Yields the number of the first signal received, 0 if there was none."""
+    """Handle Ctrl-C, and SIGTERM, which schedulers send before they kill: the round ends and is saved; a second Ctrl-C
+    ends the program immediately. With `at_once` the first signal raises `Stopped` in the middle of the step, and later
+    ones are ignored. Yields a function that returns the number of the first signal, 0 before there is one."""
     received: list[int] = []
 
     def handle(number: int, where: FrameType | None) -> None:
@@ -307,15 +308,15 @@ def signals(at_once: bool = False) -> Iterator[Callable[[], int]]:
     if threading.current_thread() is not threading.main_thread():
         yield first
         return
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    earlier = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield first
     finally:
-        for number, handler in before.items():
+        for number, handler in earlier.items():
             signal.signal(number, handler)
 
 
-Found = TypeVar("Found", bound=Any)
+RunOrStudy = TypeVar("RunOrStudy", bound=Any)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -324,53 +325,55 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, text: str, result: Any) -> None:
         super().__init__(text)
         self.result = result
-        """What would have been returned, so far."""
+        """The run or study so far, as the call would have returned it."""
 
 
-def or_leave(found: Found) -> Found:
-    """A run or study, for callers in Python; or what a signal asked for, now that all is saved: Ctrl-C raises
-    `Interrupted`, SIGTERM ends the program with 143."""
-    if found.stopped == signal.SIGINT:
-        kept = found.directory is not None and found.interrupted
-        how = f"; resume with {resume_call(found.directory, found.settings)}" if kept else ""
-        raise Interrupted(f"interrupted{how}", found)
-    if found.stopped:
-        raise SystemExit(128 + found.stopped)
-    return found
+def raise_if_stopped(result: RunOrStudy) -> RunOrStudy:
+    """Return a run or study to a caller in Python, unless a signal stopped it: now that all is saved, Ctrl-C raises
+    `Interrupted`, and SIGTERM ends the program with 143."""
+    if result.stopped == signal.SIGINT:
+        can_resume = result.directory is not None and result.interrupted
+        remedy = f"; resume with {resume_call(result.directory, result.settings)}" if can_resume else ""
+        raise Interrupted(f"interrupted{remedy}", result)
+    if result.stopped:
+        raise SystemExit(128 + result.stopped)
+    return result
 
 
-def facts_of(played: Any) -> dict[str, Any]:
-    """What a summary says of data and model."""
-    data = played.data
-    named = {"classes": data.names, "client_names": data.client_names}
+def facts_of(federation: Any) -> dict[str, Any]:
+    """What a summary says about data and model."""
+    data = federation.data
+    name_lists = {"classes": data.names, "client_names": data.client_names}
     return {
         "clients": data.clients,
-        **{key: list(names) for key, names in named.items() if names},
+        **{key: list(names) for key, names in name_lists.items() if names},
         "partition": data.scheme,
         **({"tokens": data.tokens} if data.tokens else {}),
-        **({"metric": played.criterion.score} if played.criterion.score else {}),
-        "parameters": played.model.layout.dim,
-        "environment": environment(played.model.device),
+        **({"metric": federation.criterion.score} if federation.criterion.score else {}),
+        "parameters": federation.model.layout.dim,
+        "environment": environment(federation.model.device),
     }
 
 
 def load_into(
-    played: Any, checkpoint: Mapping[str, Any], config: Config, stored: RunDirectory, same_data: bool = True
+    federation: Any, checkpoint: Mapping[str, Any], config: Config, stored: RunDirectory, same_data: bool = True
 ) -> None:
-    """Load a checkpoint; one that was made with other settings or data would train on as if nothing had happened."""
+    """Load a checkpoint into a federation, unless it was made with other settings or data."""
     now = fixed_settings(config)
-    changed = [f"{key} = {value!r}" for key, value in checkpoint["settings"].items() if now.get(key) != value]
+    then = checkpoint["settings"]
+    differing = [key for key in {**then, **now} if then.get(key) != now.get(key)]
+    changed = [f"{key} = {then[key]!r}" if key in then else f"no {key}" for key in differing]
     if changed:
         raise RunDirectoryError(
             f"{stored.path}: checkpoint.pt does not fit config.toml, it was made with {', '.join(changed)}; "
             "put that back, or delete checkpoint.pt to start this run over"
         )
-    if same_data and checkpoint["data"] != (fingerprint(config, played.data) or config.data.dataset):
+    if same_data and checkpoint["data"] != (fingerprint(config, federation.data) or config.data.dataset):
         raise RunDirectoryError(
             f"{stored.path}: the data given are not those this run began with; give the same arrays or files"
         )
     try:
-        played.load(checkpoint["federation"])
+        federation.load(checkpoint["federation"])
     except (ValueError, KeyError, IndexError) as error:
         raise RunDirectoryError(
             f"{stored.path}: checkpoint.pt does not fit ({error}); resume with the data and model it was made with"
@@ -378,14 +381,14 @@ def load_into(
 
 
 def fixed_settings(config: Config) -> dict[str, Any]:
-    """What cannot change once a run has begun: all but its length (unless its learning rates depend on that), where the
-    data are and how it is executed."""
-    left_out = ("data.dir", *(("train.rounds",) if config.train.schedule != "cosine" else ()))
-    kept = {key: own for key, own in config.flat().items() if not key.startswith("run.") and key not in left_out}
-    return kept | {"data.dataset": path_kind(config.data.dataset) or config.data.dataset}
+    """The settings that cannot change once a run has begun: all but the number of rounds (unless the learning rates
+    depend on it), the folder of the data, and [run]."""
+    free = ("data.dir", *(("train.rounds",) if config.train.schedule != "cosine" else ()))
+    fixed = {key: value for key, value in config.flat().items() if not key.startswith("run.") and key not in free}
+    return fixed | {"data.dataset": kind_of(config.data.dataset) or config.data.dataset}
 
 
 def fingerprint(config: Config, data: FederatedData) -> str | None:
-    """Of data given in Python or by path; data sets by name are identified by their settings."""
-    own = config.data.dataset == CUSTOM or path_kind(config.data.dataset)
-    return data.fingerprint() if own else None
+    """Fingerprint of data given in Python or by path. Named data sets need none: their settings identify them."""
+    is_own = config.data.dataset == CUSTOM or kind_of(config.data.dataset)
+    return data.fingerprint() if is_own else None

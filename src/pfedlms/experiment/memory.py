@@ -1,13 +1,13 @@
 """How much memory clients take: how many can train at once, and where their state is kept.
 
-A client *keeps*, from round to round, its model, momentum, running statistics and what its method adds; while it is
-absent only what the next answer does not replace, on the device where that of all clients fits, else on the host. While
-it trains it *works*, on the device, with copies of its parameters (the model trained, its gradient and the gradient's
-parts, the pull and the padded vectors of its transform, the inputs and results of recorded steps) and with its
-activations, for the backward pass and as gradients.
+From round to round a client *keeps* its model, momentum, running statistics and what its method adds. An absent client
+keeps only what the next answer does not replace: on the device if that of all clients fits there, else on the host.
+While it trains, a client *works* on the device with copies of its parameters (the model trained, its gradient and the
+gradient's parts, the pull and the padded vectors of its transform, the inputs and results of recorded steps) and with
+its activations, for the backward pass and as gradients.
 
-Measured on an H200, pFedLMS without momentum, from 100 to 1,000 clients: 7.9 MB a client for `dnn` and 34 MB for
-`vgg8`, where this says 8.0 (0.8 of them kept) and 62.
+Measured on an H200, pFedLMS without momentum, from 100 to 1,000 clients: 7.9 MB per client for `dnn` and 34 MB for
+`vgg8`. This module estimates 8.0 (of which 0.8 are kept) and 62.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from pfedlms.models import CohortModel
 from pfedlms.step import kept_numbers
 from pfedlms.train_settings import TrainSettings
 
-_SHARE = 0.6  # of the free memory; the rest is for evaluation, messages and what allocators waste
-_COPIES = 8  # of the parameters of a client at work
+_USABLE_SHARE = 0.6  # of the free memory; the rest is for evaluation, messages and what allocators waste
+_PARAMETER_COPIES = 8  # of the parameters of a client at work
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that can be had on the device now, or None where the system does not tell."""
+    """Bytes that are free on the device now; None if the system does not tell."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
@@ -41,14 +41,14 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def kept_bytes(method: Method, model: CohortModel, kept: int) -> tuple[int, int]:
-    """Bytes one client keeps from round to round, with `kept` numbers for its optimizer: while it takes part, and while
-    it is absent."""
-    here = method.client_start(model.cohort((0,), (1,), kept))
-    return here.nbytes, method.client_rest(here).nbytes
+    """Bytes that one client keeps from round to round while it takes part, and while it is absent; `kept` is the number
+    of values that its optimizer keeps."""
+    present = method.client_start(model.cohort((0,), (1,), kept))
+    return present.nbytes, method.client_rest(present).nbytes
 
 
 def working_bytes(model: CohortModel, data: FederatedData, batch_size: int) -> int:
-    """Bytes one client takes on the device during local steps, besides what it keeps."""
+    """Bytes that one client takes on the device during local steps, besides those it keeps."""
     outputs: list[int] = []
     sample = data.x[data.train[0][:1]].to(model.device).expand(2, *data.shape).clone()
 
@@ -64,32 +64,32 @@ def working_bytes(model: CohortModel, data: FederatedData, batch_size: int) -> i
             hooks.enter_context(module.register_forward_hook(count))
         model.module.eval()(sample)
     # Two samples were run, and activations are held twice.
-    return _COPIES * 4 * model.layout.dim + batch_size * sum(outputs)
+    return _PARAMETER_COPIES * 4 * model.layout.dim + batch_size * sum(outputs)
 
 
 def fitting_cohort(model: CohortModel, data: FederatedData, batch_size: int, participants: int | None = None) -> int:
-    """The number of clients to stack: all participants (by default all clients) that fit into the memory that is free
-    now, in cohorts as even as they come. Results depend on it only for models with dropout, and on a GPU by
+    """The number of clients in a cohort: as many participants (by default all clients) as fit into the memory that is
+    free now, in cohorts of nearly the same size. Results depend on it only for models with dropout, and on a GPU by
     rounding."""
     participants, free = participants or data.clients, free_memory(model.device)
     if free is None:
         return participants
-    fitting = max(1, int(_SHARE * free) // working_bytes(model, data, batch_size))
+    fitting = max(1, int(_USABLE_SHARE * free) // working_bytes(model, data, batch_size))
     cohorts = -(-participants // fitting)
     return -(-participants // cohorts)
 
 
 def needed_bytes(federation: Federation, train: TrainSettings) -> tuple[int, int]:
-    """Bytes that all clients keep once each has taken part, and those that the largest cohort works with."""
-    of_optimizer = kept_numbers(federation.model.layout.dim, train.optimizer, train.momentum)
-    here, absent = kept_bytes(federation.method, federation.model, of_optimizer)
+    """Bytes that all clients keep once each has taken part, and bytes that the largest cohort works with."""
+    optimizer_values = kept_numbers(federation.model.layout.dim, train.optimizer, train.momentum)
+    present, absent = kept_bytes(federation.method, federation.model, optimizer_values)
     working = working_bytes(federation.model, federation.data, train.batch_size)
     participants = federation.participation.count
-    kept = participants * here + (federation.data.clients - participants) * absent
+    kept = participants * present + (federation.data.clients - participants) * absent
     return kept, federation.largest_cohort * working
 
 
-def room_for_all(federation: Federation, train: TrainSettings) -> bool:
-    """Whether what all clients keep fits on the device beside the work."""
+def all_clients_fit(federation: Federation, train: TrainSettings) -> bool:
+    """Whether the state that all clients keep fits on the device beside the memory for training."""
     free = free_memory(federation.model.device)
-    return free is None or sum(needed_bytes(federation, train)) <= int(_SHARE * free)
+    return free is None or sum(needed_bytes(federation, train)) <= int(_USABLE_SHARE * free)

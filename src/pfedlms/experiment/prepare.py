@@ -19,24 +19,24 @@ from pfedlms.engine import Federation, processes
 from pfedlms.engine.criterion import Criterion
 from pfedlms.engine.participation import Participation
 from pfedlms.errors import DataError, PfedlmsError, UsageError, reason
-from pfedlms.experiment.config import Config, as_constants
-from pfedlms.experiment.memory import fitting_cohort, room_for_all
-from pfedlms.experiment.problem import Problem, as_the_model_takes_them, checked_outputs, some_samples
-from pfedlms.experiment.rules import constants, warn, without_effect, without_effect_on
+from pfedlms.experiment.config import Config, default_constants, format_constants
+from pfedlms.experiment.memory import all_clients_fit, fitting_cohort
+from pfedlms.experiment.problem import Problem, match_input_type, trial_outputs, trial_samples
+from pfedlms.experiment.rules import ineffective_data_settings, ineffective_settings, parse_constants, warn_once
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel
 from pfedlms.models.intake import taken
 from pfedlms.settings import CUSTOM
 
-NAMED = Problem()
-"""The problem that a configuration names, with nothing given in Python."""
+NAMED_PROBLEM = Problem()
+"""A problem of which nothing was given in Python: the configuration names its data and model."""
 
 
 @contextmanager
-def as_configured(config: Config) -> Iterator[None]:
-    """Kernels, threads and cuDNN's algorithms as the configuration says; afterwards as they were."""
+def execution_settings(config: Config) -> Iterator[None]:
+    """Set kernels, threads and cuDNN's algorithms as the configuration says, and restore them afterwards."""
     cudnn = torch.backends.cudnn
-    before = cudnn.benchmark, cudnn.deterministic
+    earlier = cudnn.benchmark, cudnn.deterministic
     cudnn.benchmark, cudnn.deterministic = config.run.fast, not config.run.fast
     kernels = plain() if config.run.reference else nullcontext()
     # Kernels and recordings are made for the GPU that is current.
@@ -45,137 +45,137 @@ def as_configured(config: Config) -> Iterator[None]:
         with torch_threads(config.run.threads or torch.get_num_threads()), kernels, gpu:
             yield
     finally:
-        cudnn.benchmark, cudnn.deterministic = before
+        cudnn.benchmark, cudnn.deterministic = earlier
 
 
 @dataclass(frozen=True)
-class Ingredients:
-    """The parts of a run, on the device and checked together."""
+class RunParts:
+    """Model, data and criterion of a run, on the device and checked together."""
 
     model: CohortModel
     data: FederatedData
     criterion: Criterion
 
 
-def prepare(config: Config, problem: Problem = NAMED, shared: bool = False) -> Federation:
-    """Everything up to the first local step: device, data, partition, model, loss, method. With `shared` its clients
-    are shared out among the processes that torchrun started."""
-    found = ingredients(config, lambda: federated(config, problem), problem)
-    with as_configured(config):
-        who = Participation(found.data.clients, config.train.participation, config.run.seed)
+def prepare(config: Config, problem: Problem = NAMED_PROBLEM, shared: bool = False) -> Federation:
+    """A federation before its first local step: device, data, partition, model, loss and method. With `shared` its
+    clients are distributed over the processes that torchrun started."""
+    parts = build_parts(config, lambda: load_client_data(config, problem), problem)
+    with execution_settings(config):
+        participation = Participation(parts.data.clients, config.train.participation, config.run.seed)
         size = config.run.cohort_size or int(config.run.reference)
-        size = size or fitting_cohort(found.model, found.data, config.train.batch_size, who.count)
-        several = shared and processes.size() > 1
-        if several and size < who.count:  # all of them work at the same time
+        size = size or fitting_cohort(parts.model, parts.data, config.train.batch_size, participation.count)
+        distributed = shared and processes.size() > 1
+        if distributed and size < participation.count:  # all processes train at the same time
             size = max(1, size // processes.size())
-        kind = processes.SharedFederation if several else Federation
-        make = partial(
-            kind, METHODS[config.method], config.settings, found.model, found.data, config.train, config.run.seed,
-            cohort_size=size, quorum=config.run.quorum, lost=config.run.lost, criterion=found.criterion,
+        cls = processes.SharedFederation if distributed else Federation
+        build = partial(
+            cls, METHODS[config.method], config.settings, parts.model, parts.data, config.train, config.run.seed,
+            cohort_size=size, quorum=config.run.quorum, lost=config.run.lost, criterion=parts.criterion,
         )  # fmt: skip
-        federation = make()
-        if found.model.device.type == "cpu" or room_for_all(federation, config.train):
+        federation = build()
+        if parts.model.device.type == "cpu" or all_clients_fit(federation, config.train):
             return federation
-        return make(home=torch.device("cpu"))
+        return build(home=torch.device("cpu"))
 
 
-def ingredients(config: Config, data: Callable[[], FederatedData], problem: Problem = NAMED) -> Ingredients:
-    """The model, its data and its criterion, checked together; `data` are read after everything else was checked."""
+def build_parts(config: Config, data: Callable[[], FederatedData], problem: Problem = NAMED_PROBLEM) -> RunParts:
+    """Model, data and criterion, checked together; `data` is called after everything else was checked."""
     device = _device(config.run.device)
-    problem.check_given(config, "loss", "metric")
+    problem.check_python_objects(config, "loss", "metric")
     if config.run.fast and device.type == "cpu":
         warnings.warn("run.fast: compiles local steps on a GPU; on this CPU it does nothing", stacklevel=3)
-    warn(without_effect(config))
-    with as_configured(config):
-        held = data()
+    warn_once(ineffective_settings(config))
+    with execution_settings(config):
+        client_data = data()
         try:
-            module = taken(problem.module(config, held), some_samples(held), rng.stream(config.run.seed, "initial"))
+            module = problem.module(config, client_data)
+            module = taken(module, trial_samples(client_data), rng.stream(config.run.seed, "initial"))
             cohort_model = CohortModel(module, device, config.run.fast, config.model.precision == "bf16")
         except PfedlmsError:
             raise
         except Exception as error:  # it may be the user's own and raise anything
             raise UsageError(f"model: cannot be built ({reason(error)})") from error
-        held = as_the_model_takes_them(module, held)
-        criterion = problem.criterion(checked_outputs(cohort_model, held, config), held)
-        if config.train.augment != "none" and (len(held.shape) != 3 or not held.x.is_floating_point()):
+        client_data = match_input_type(module, client_data)
+        criterion = problem.criterion(trial_outputs(cohort_model, client_data, config), client_data)
+        if config.train.augment != "none" and (len(client_data.shape) != 3 or not client_data.x.is_floating_point()):
             raise UsageError(
-                f"train.augment: got {config.train.augment!r}, but samples have shape {held.shape} and type "
-                f"{held.x.dtype}, expected images of (channels, height, width), floats"
+                f"train.augment: got {config.train.augment!r}, but samples have shape {client_data.shape} and type "
+                f"{client_data.x.dtype}, expected images of (channels, height, width), floats"
             )
-        return Ingredients(cohort_model, held.to(device), criterion)
+        return RunParts(cohort_model, client_data.to(device), criterion)
 
 
 def _device(name: str) -> torch.device:
-    found = torch.cuda.is_available()
-    if name.startswith("cuda") and not found:
+    has_gpu = torch.cuda.is_available()
+    if name.startswith("cuda") and not has_gpu:
         raise UsageError(f"run.device: got {name!r}, but PyTorch finds no GPU here; set run.device to cpu or auto")
     kind, _, number = name.partition(":")
     if number and int(number) >= (count := torch.cuda.device_count()):
-        known = " or ".join(f"cuda:{each}" for each in range(count)) if count < 3 else f"cuda:0 to cuda:{count - 1}"
-        raise UsageError(f"run.device: got {name!r}, but PyTorch finds {count} GPU{'s' * (count > 1)}; use {known}")
+        names = " or ".join(f"cuda:{gpu}" for gpu in range(count)) if count < 3 else f"cuda:0 to cuda:{count - 1}"
+        raise UsageError(f"run.device: got {name!r}, but PyTorch finds {count} GPU{'s' * (count > 1)}; use {names}")
     if kind == "auto":
-        return torch.device("cuda" if found else "cpu")
+        return torch.device("cuda" if has_gpu else "cpu")
     return torch.device(kind, int(number)) if number else torch.device(kind)
 
 
-def federated(config: Config, problem: Problem) -> FederatedData:
+def load_client_data(config: Config, problem: Problem) -> FederatedData:
     """The data of all clients, partitioned as the configuration says."""
-    return partitioned(config, named_pool(config) if problem.given is None else problem.given)
+    return partition_pool(config, load_named_pool(config) if problem.own_pool is None else problem.own_pool)
 
 
-_KEPT: dict[Any, Pool] | None = None
+_POOL_CACHE: dict[Any, Pool] | None = None
+"""The data set read last, inside `cache_data_sets`."""
 
 
 @contextmanager
-def keeping_pools() -> Iterator[None]:
-    """Within it, a data set is read once for all runs on it that follow each other."""
-    global _KEPT
-    before, _KEPT = _KEPT, {} if _KEPT is None else _KEPT
+def cache_data_sets() -> Iterator[None]:
+    """Inside this context, consecutive runs on the same data set read it once."""
+    global _POOL_CACHE
+    earlier, _POOL_CACHE = _POOL_CACHE, {} if _POOL_CACHE is None else _POOL_CACHE
     try:
         yield
     finally:
-        _KEPT = before
+        _POOL_CACHE = earlier
 
 
-def named_pool(config: Config) -> Pool:
+def load_named_pool(config: Config) -> Pool:
     """The data set that the configuration names, before it is partitioned."""
     chosen = config.data
-    NAMED.check_given(config, "data")
-    known = DATASETS.get(chosen.dataset)
-    own = known is not None and chosen.mean == as_constants(known.mean) and chosen.std == as_constants(known.std)
-    windows = Windows(chosen.tokens, chosen.window, chosen.stride, chosen.min_tokens)
-    more: dict[str, Any] = {"text": chosen.text_column, "windows": windows}
-    if chosen.mean and not own:
-        more |= {"mean": constants(chosen.mean), "std": constants(chosen.std)}
+    NAMED_PROBLEM.check_python_objects(config, "data")
     source = chosen.dataset, chosen.dir or None, chosen.image_size, chosen.label_column, chosen.owner_column
-    if _KEPT is None:
-        return load_pool(*source, **more)
-    key = source, tuple(more.items())
-    if key not in _KEPT:
-        _KEPT.clear()  # one at a time: they may be large
-        _KEPT[key] = load_pool(*source, **more)
-    return _KEPT[key]
+    windows = Windows(chosen.tokens, chosen.window, chosen.stride, chosen.min_tokens)
+    options: dict[str, Any] = {"text": chosen.text_column, "windows": windows}
+    defaults = default_constants({"dataset": chosen.dataset, "mean": ""})
+    if chosen.mean and defaults != {"mean": chosen.mean, "std": chosen.std}:
+        options |= {"mean": parse_constants(chosen.mean), "std": parse_constants(chosen.std)}
+    cache = {} if _POOL_CACHE is None else _POOL_CACHE
+    key = source, tuple(options.items())
+    if key not in cache:
+        cache.clear()  # one at a time: they may be large
+        cache[key] = load_pool(*source, **options)
+    return cache[key]
 
 
-def with_constants(config: Config, data: FederatedData) -> Config:
-    """With the mean and deviation by which images were normalised, where they were computed from the data."""
+def with_normalisation(config: Config, data: FederatedData) -> Config:
+    """The configuration with the mean and deviation of images, if these were computed from the data."""
     mean, std = data.mean, data.std
     if config.data.mean or not mean or not std:
         return config
-    return replace(config, data=replace(config.data, mean=as_constants(mean), std=as_constants(std)))
+    return replace(config, data=replace(config.data, mean=format_constants(mean), std=format_constants(std)))
 
 
 def normalisation(config: Config) -> dict[str, Any] | None:
     """How images were turned into samples, x = (raw / scale − mean) / std channel by channel; None for samples that
-    are trained on as they are."""
+    were not normalised."""
     if not config.data.mean or config.data.dataset == CUSTOM:
         return None
-    mean, std = constants(config.data.mean) or (), constants(config.data.std) or ()
+    mean, std = parse_constants(config.data.mean) or (), parse_constants(config.data.std) or ()
     scale = DATASETS[config.data.dataset].scale if config.data.dataset in DATASETS else 255.0
     return {"mean": list(mean), "std": list(std), "scale": scale}
 
 
-def partitioned(config: Config, pool: Pool) -> FederatedData:
+def partition_pool(config: Config, pool: Pool) -> FederatedData:
     """A pool partitioned as the configuration says."""
     chosen, clients = config.data, len(pool.client_names)
     if pool.client_indices and chosen.partition not in ("auto", "given"):
@@ -189,7 +189,7 @@ def partitioned(config: Config, pool: Pool) -> FederatedData:
             f"data.clients: got {chosen.clients}, but the data say whose each sample is and name {clients} "
             "clients; leave it out, or choose another data.partition"
         )
-    warn(without_effect_on(config, scheme, bool(pool.tokens)))
+    warn_once(ineffective_data_settings(config, scheme, bool(pool.tokens)))
     how = Partitioning(
         chosen.clients, chosen.alpha, config.run.seed, chosen.min_samples, chosen.validation, chosen.partition,
         chosen.classes_per_client, chosen.newcomers,
@@ -197,19 +197,18 @@ def partitioned(config: Config, pool: Pool) -> FederatedData:
     return partition(pool, how)
 
 
-def rehearse(configs: Sequence[Config], problem: Problem = NAMED) -> int:
-    """Before the first of several runs trains: all that can be wrong with its data and model, and with the partitions
-    of the others. Settings without effect are named here, so the runs themselves can be silenced. Returns the number of
-    parameters of the first one's model."""
+def check_all_runs(configs: Sequence[Config], problem: Problem = NAMED_PROBLEM) -> int:
+    """Check all runs of a study before the first one trains: data and model of the first, and the partitions of the
+    others; warn about settings without effect, once for all. Returns the number of parameters of the first model."""
     processes.refuse_several("a study")
     first, *others = configs
     parameters = prepare(first, problem).model.layout.dim
-    warned = set(without_effect(first))
-    warn(text for config in others for text in without_effect(config) if text not in warned)
-    seen, named = {(first.data, first.run.seed)}, {first.data}
+    warned = set(ineffective_settings(first))
+    warn_once(text for config in others for text in ineffective_settings(config) if text not in warned)
+    partitions, sections = {(first.data, first.run.seed)}, {first.data}
     for config in others:
-        if (config.data, config.run.seed) not in seen:
-            federated(config.silenced() if config.data in named else config, problem)
-            seen.add((config.data, config.run.seed))
-            named.add(config.data)
+        if (config.data, config.run.seed) not in partitions:
+            load_client_data(config.quiet() if config.data in sections else config, problem)
+            partitions.add((config.data, config.run.seed))
+            sections.add(config.data)
     return parameters

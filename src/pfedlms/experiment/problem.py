@@ -17,7 +17,7 @@ from pfedlms import rng
 from pfedlms.data import FederatedData, Pool, read
 from pfedlms.engine.criterion import Criterion
 from pfedlms.errors import ConfigError, PfedlmsError, UsageError, reason, resume_command
-from pfedlms.experiment.plugins import IMPORTED
+from pfedlms.experiment.plugins import IMPORTED_MODULES
 from pfedlms.models import CohortModel, build
 from pfedlms.models.intake import check_batch_of_one, copied, outputs_of
 from pfedlms.models.zoo import seeded
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from pfedlms.experiment.config import Config, Tables
 
 ModelLike = str | nn.Module | Callable[[], nn.Module] | None
-_PLACES = {
+_SETTING_OF = {
     "data": ("data", "dataset"), "model": ("model", "name"), "loss": ("train", "loss"), "metric": ("train", "metric"),
 }  # fmt: skip
-"""Where a configuration says that something was given in Python."""
+"""The setting, by section and key, that names each part of a problem, or says that it was given in Python."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +39,9 @@ class Problem:
     """A learning problem.
 
     Args:
-        data: a data set's name; one to be partitioned, as arrays `(x, y)`, a torch or Hugging Face Dataset, or a tuple
-        of two, (train, test), which are pooled and partitioned anew; or a list or dict of clients, each with a
-        (train, test) pair or one data set. Default: the embedded digits.
+        data: the name of a data set; or a data set to be partitioned, as arrays `(x, y)`, a torch or Hugging Face
+        Dataset, or a tuple of two, (train, test), which are pooled and partitioned anew; or a list or dict of clients,
+        each with a (train, test) pair or one data set. Default: the embedded digits.
         model: a name of the zoo, a factory that returns an `nn.Module`, or a module (its weights are w⁰). Default: the
         data set's own.
         loss: what local steps minimise in place of cross-entropy: a function of outputs `[batch, …]` and targets
@@ -60,29 +60,29 @@ class Problem:
     def of(
         cls, data: Any = None, model: ModelLike = None, loss: PerSample | None = None, metric: Metric | None = None
     ) -> Problem:
-        """The problem that arguments name; `data` may be one."""
+        """The problem of these arguments; `data` may be a `Problem` already."""
         if not isinstance(data, cls):
             return cls(data, model, loss, metric)
-        for name, given in (("model", model), ("loss", loss), ("metric", metric)):
-            if given is not None:
+        for name, argument in (("model", model), ("loss", loss), ("metric", metric)):
+            if argument is not None:
                 raise UsageError(f"{name}: got one beside a Problem, which has its own; put it into the Problem")
         return data
 
     @cached_property
-    def given(self) -> Pool | None:
-        """Data given in Python, read and checked once; None where a data set is named."""
-        named = self.data is None or isinstance(self.data, str)
-        return None if named else read(self.data, self.loss is not None)
+    def own_pool(self) -> Pool | None:
+        """Data given in Python, read and checked once; None if the configuration names a data set."""
+        is_named = self.data is None or isinstance(self.data, str)
+        return None if is_named else read(self.data, self.loss is not None)
 
     def tables(self) -> Tables:
         """The keys of a configuration that name the parts, or say that they were given in Python."""
         tables: Tables = {"data": {}, "model": {}, "train": {}}
-        for name, (section, key) in _PLACES.items():
+        for name, (section, key) in _SETTING_OF.items():
             part = getattr(self, name)
             if part is not None:
                 tables[section][key] = part if isinstance(part, str) and section != "train" else CUSTOM
-        if self.given is not None and self.given.client_indices:
-            tables["data"]["clients"] = len(self.given.client_indices)
+        if self.own_pool is not None and self.own_pool.held:
+            tables["data"]["clients"] = len(self.own_pool.held)
         return tables
 
     def check_clients(self, settings: Mapping[str, Any]) -> None:
@@ -91,7 +91,7 @@ class Problem:
         if clients is not None and settings.get("clients", clients) != clients:
             raise ConfigError([f"clients: got {settings['clients']}, but data has {clients} clients; leave it out"])
 
-    def check_complete(self, config: Config, directory: object) -> None:
+    def check_can_resume(self, config: Config, directory: object) -> None:
         """Refuse to resume a run or study without the objects that it was given in Python, or with others."""
         tables = config.tables()
         for name in given_in_python(tables):
@@ -104,12 +104,12 @@ class Problem:
             if getattr(self, name) is not None and getattr(config.train, name) != CUSTOM:
                 raise UsageError(f"{directory}: this run has no {name} of its own; leave {name} out")
 
-    def check_given(self, config: Config, *names: str) -> None:
+    def check_python_objects(self, config: Config, *names: str) -> None:
         """Refuse 'custom' for data, model, loss or metric where none is given in Python."""
         for name in set(given_in_python(config.tables())).intersection(names):
             if getattr(self, name) is None:
                 what = {"data": "data", "model": "a model"}.get(name, "a function")
-                place = ".".join(_PLACES[name])
+                place = ".".join(_SETTING_OF[name])
                 raise UsageError(f"{place}: 'custom' stands for {what} given in Python; use pfedlms.run(…, {name}=…)")
 
     def module(self, config: Config, data: FederatedData) -> nn.Module:
@@ -118,47 +118,47 @@ class Problem:
         if isinstance(model, nn.Module):
             return copied(model)
         if callable(model):
-            return _made(model, key)
+            return _build_module(model, key)
         if model is not None and not isinstance(model, str):
             raise UsageError(
                 f"model: got {model!r}, expected the name of a model, an nn.Module, or a function that makes one"
             )
-        self.check_given(config, "model")
+        self.check_python_objects(config, "model")
         return build(config.model.name, data.shape, data.outputs, config.model.hidden, key)
 
     def criterion(self, outputs: torch.Tensor, data: FederatedData) -> Criterion:
-        """What is minimised and measured, tried on the outputs for `some_samples`."""
+        """Loss and metric, tried on the outputs of the model for `trial_samples`."""
         targets = data.y[data.train[0][[0, -1, 0, -1, 0]]].to(outputs.device)
         axes = data.y.ndim + 1
         classifies = data.classes > 0 and outputs.ndim == axes and outputs.shape[-1] >= data.classes
-        made = {
+        functions = {
             name: None if function is None else over_clients(name, function, outputs.clone(), targets)
             for name, function in (("loss", self.loss), ("metric", self.metric))
         }
-        return Criterion(made["loss"], made["metric"], classifies, data.positions)
+        return Criterion(functions["loss"], functions["metric"], classifies, data.positions)
 
 
 def given_in_python(tables: Mapping[str, Any]) -> list[str]:
     """Which of data, model, loss and metric were objects given in Python."""
-    return [name for name, (section, key) in _PLACES.items() if tables.get(section, {}).get(key) == CUSTOM]
+    return [name for name, (section, key) in _SETTING_OF.items() if tables.get(section, {}).get(key) == CUSTOM]
 
 
-def how_to_resume(directory: object, tables: Mapping[str, Any]) -> str:
-    """The command that resumes the run or study in `directory`, with the modules it takes; the call, where objects were
-    given in Python."""
-    command = resume_command(directory) + "".join(f" --import {name}" for name in IMPORTED)
+def resume_instruction(directory: object, tables: Mapping[str, Any]) -> str:
+    """How to resume the run or study in `directory`: the command, with the modules that it imports, or the Python call
+    if objects were given in Python."""
+    command = resume_command(directory) + "".join(f" --import {name}" for name in IMPORTED_MODULES)
     return resume_call(directory, tables) if given_in_python(tables) else command
 
 
 def resume_call(directory: object, tables: Mapping[str, Any]) -> str:
-    """The call that resumes the run or study in `directory`, with the objects that were given in Python."""
-    needed = given_in_python(tables)
-    keyed = ("loss", "metric") if needed[:1] == ["data"] else ("model", "loss", "metric")
-    given = [f"{name}={name}" if name in keyed else name for name in needed]
-    return f"pfedlms.resume({', '.join([repr(str(directory)), *given])})"
+    """The Python call that resumes the run or study in `directory`, with the objects that were given in Python."""
+    names = given_in_python(tables)
+    keywords = ("loss", "metric") if names[:1] == ["data"] else ("model", "loss", "metric")
+    arguments = [f"{name}={name}" if name in keywords else name for name in names]
+    return f"pfedlms.resume({', '.join([repr(str(directory)), *arguments])})"
 
 
-def _made(factory: Callable[[], nn.Module], key: int) -> nn.Module:
+def _build_module(factory: Callable[[], nn.Module], key: int) -> nn.Module:
     try:
         return seeded(factory, key)
     except PfedlmsError:
@@ -173,29 +173,29 @@ def _made(factory: Callable[[], nn.Module], key: int) -> nn.Module:
 # --- do data and model fit each other?
 
 
-def as_the_model_takes_them(model: nn.Module, data: FederatedData) -> FederatedData:
-    """Samples of whole numbers: unchanged for models that look them up, as floats for models that compute with them.
-    Both are tried, on the samples that hold the least and the greatest number of each place, so
-    that no number is too large for an embedding, and on the CPU, where a failure can be caught."""
+def match_input_type(model: nn.Module, data: FederatedData) -> FederatedData:
+    """Data whose samples have the type that the model takes: integers for models that look them up in an embedding,
+    floats for models that compute with them. Both are tried on the CPU, where a failure can be caught, on the samples
+    with the smallest and the largest number at each position: none may be too large for an embedding."""
     if data.x.is_floating_point():
         return data
     flat = data.x.reshape(len(data.x), -1)
     extremes = data.x[sorted({*flat.argmin(dim=0).tolist(), *flat.argmax(dim=0).tolist()})]
     module = copy.deepcopy(model).cpu().eval()
-    if (as_they_are := _failure(module, extremes)) is None:
+    if (as_integers := _failure(module, extremes)) is None:
         return data
     if (as_floats := _failure(module, extremes.float())) is None:
         return replace(data, x=data.x.float())
     low, high = int(data.x.min()), int(data.x.max())
     raise UsageError(
-        f"model: fails on samples of shape {data.shape}, whole numbers from {low} to {high} ({as_they_are}; as floats: "
+        f"model: fails on samples of shape {data.shape}, whole numbers from {low} to {high} ({as_integers}; as floats: "
         f"{as_floats}); expected a module that takes [batch, *{data.shape}], with embeddings of at least {high + 1} "
         f"entries{', and no number below 0' * (low < 0)}"
     )
 
 
 def _failure(module: nn.Module, samples: torch.Tensor) -> str | None:
-    """Why a module cannot be called on samples, or None."""
+    """Why a module cannot be called on samples; None if it can."""
     try:
         with torch.no_grad():
             module(samples)
@@ -204,14 +204,14 @@ def _failure(module: nn.Module, samples: torch.Tensor) -> str | None:
     return None
 
 
-def some_samples(data: FederatedData) -> torch.Tensor:
+def trial_samples(data: FederatedData) -> torch.Tensor:
     """A few samples, the first and the last of the first client in turn."""
     return data.x[data.train[0][[0, -1, 0, -1, 0]]]
 
 
-def checked_outputs(model: CohortModel, data: FederatedData, config: Config) -> torch.Tensor:
-    """Try some samples, so that a model that does not fit the data is found before anything is trained."""
-    sample = some_samples(data).to(model.device)
+def trial_outputs(model: CohortModel, data: FederatedData, config: Config) -> torch.Tensor:
+    """The model's outputs for `trial_samples`; a model that does not fit the data is refused."""
+    sample = trial_samples(data).to(model.device)
     try:
         with torch.no_grad():
             outputs = outputs_of(model.module.eval()(sample))
@@ -226,29 +226,29 @@ def checked_outputs(model: CohortModel, data: FederatedData, config: Config) -> 
             f"model: fails on samples of shape {data.shape} ({why}); "
             f"expected a module that takes [batch, *{data.shape}]{remedy}"
         ) from error
-    got, count, own = tuple(outputs.shape), len(sample), config.train.loss == CUSTOM
-    before = (count, *data.y.shape[1:])
-    if not own and (got[:-1] != before or got[-1] < data.classes):
+    got, count, own_loss = tuple(outputs.shape), len(sample), config.train.loss == CUSTOM
+    leading = (count, *data.y.shape[1:])
+    if not own_loss and (got[:-1] != leading or got[-1] < data.classes):
         per = f"token of the vocabulary at each of {data.positions} positions" if data.tokens else "class"
-        remedy = "; name a model of text, gru or transformer" if data.tokens else _gaps(data, got)
+        remedy = "; name a model of text, gru or transformer" if data.tokens else _class_gap_remedy(data, got)
         raise UsageError(
             f"model: got outputs of shape {got} for {count} samples, expected "
-            f"({', '.join(map(str, before))}, at least {data.classes}): one number per {per}{remedy}"
+            f"({', '.join(map(str, leading))}, at least {data.classes}): one number per {per}{remedy}"
         )
-    if own and got[:1] != (count,):
+    if own_loss and got[:1] != (count,):
         raise UsageError(f"model: got outputs of shape {got} for {count} samples, expected ({count}, …)")
     if config.train.batch_size == 1:
         check_batch_of_one(model.module, sample)
     return outputs
 
 
-def _gaps(data: FederatedData, got: tuple[int, ...]) -> str:
-    """What to do where outputs are enough for the classes that occur, but not for their numbers."""
-    found = np.unique(data.y.cpu().numpy()).tolist()
-    if len(got) != 2 or data.names or not len(found) <= got[1] < data.classes:
+def _class_gap_remedy(data: FederatedData, got: tuple[int, ...]) -> str:
+    """What to do if the model has enough outputs for the classes that occur, but not for the largest class number."""
+    numbers = np.unique(data.y.cpu().numpy()).tolist()
+    if len(got) != 2 or data.names or not len(numbers) <= got[1] < data.classes:
         return ""
-    shown = ", ".join(map(str, found[:5])) + ", …" * (len(found) > 5)
+    shown = ", ".join(map(str, numbers[:5])) + ", …" * (len(numbers) > 5)
     return (
-        f". Of the class numbers 0 to {data.classes - 1} only {len(found)} occur ({shown}); if these are all, number "
+        f". Of the class numbers 0 to {data.classes - 1} only {len(numbers)} occur ({shown}); if these are all, number "
         "them without gaps: y = np.unique(y, return_inverse=True)[1]"
     )

@@ -1,4 +1,4 @@
-"""Rules for several settings: combinations that are refused, and settings that have no effect."""
+"""Rules about several settings: combinations that are refused, and settings that have no effect."""
 
 from __future__ import annotations
 
@@ -12,64 +12,66 @@ from pfedlms.train_settings import Schedule
 if TYPE_CHECKING:
     from pfedlms.experiment.config import Config
 
-_PARTITIONED_BY = {"data.alpha": ("dirichlet", "quantity"), "data.classes_per_client": ("classes",)}
-"""Settings that only some partitions use."""
-_OF_PATHS = {"label_column": "file", "owner_column": "file", "text_column": "file", "image_size": "folder"}
-"""Settings of data sets given by path, and of which kind."""
-NOTHING = 0.01
-"""Local steps with less than this share of η hardly change a model."""
+_KEYS_OF_PARTITIONS = {"data.alpha": ("dirichlet", "quantity"), "data.classes_per_client": ("classes",)}
+"""Settings that only these partitions use."""
+_KEYS_OF_PATHS = {"label_column": "file", "owner_column": "file", "text_column": "file", "image_size": "folder"}
+"""Settings of data sets given by path, and the kind of path they are for."""
+NEGLIGIBLE_STEP = 0.01
+"""Local steps with a smaller share of η than this hardly change a model."""
 
 
 def contradictions(tables: Mapping[str, Any]) -> list[str]:
-    """Combinations of settings that are refused, in tables that have every key."""
+    """Errors for combinations of settings that are refused; `tables` have every key."""
     data, train, run = (tables[section] for section in ("data", "train", "run"))
     if not all(isinstance(section, Mapping) for section in (data, train, run)):
         return []
-    found = []
+    errors = []
     rounds, warmup = train["rounds"], train["warmup"]
     if isinstance(rounds, int) and isinstance(warmup, int) and warmup > max(0, rounds):
-        found.append(f"train.warmup: got {warmup} with train.rounds = {rounds}, expected at most as many")
+        errors.append(f"train.warmup: got {warmup} with train.rounds = {rounds}, expected at most as many")
     if run["reference"] is True and run["fast"] is True:
-        found.append("run.reference: got true with run.fast = true; the reference compiles nothing, leave one out")
+        errors.append("run.reference: got true with run.fast = true; the reference compiles nothing, leave one out")
     if run["reference"] is True and run["cohort_size"] not in (0, 1):
-        found.append(
+        errors.append(
             f"run.cohort_size: got {run['cohort_size']!r} with run.reference = true; the reference takes one "
             "client after another, leave it out"
         )
     if train["patience"] and not data["validation"]:
-        found.append(
+        errors.append(
             f"train.patience: got {train['patience']!r} with data.validation = 0; it follows V-acc, which needs "
             "samples set aside: set data.validation, for example to 0.1"
         )
     kind = path_kind(data["dataset"]) if isinstance(data["dataset"], str) else None
     what = "given in Python" if data["dataset"] == "custom" else repr(data["dataset"])
-    for key, of in _OF_PATHS.items():
-        if data[key] and kind != of:
-            found.append(f"data.{key}: got {data[key]!r}, which is for {of}:PATH, but data are {what}; leave it out")
-    return found + [
+    for key, path_kind in _KEYS_OF_PATHS.items():
+        if data[key] and kind != path_kind:
+            errors.append(
+                f"data.{key}: got {data[key]!r}, which is for {path_kind}:PATH, but data are {what}; leave it out"
+            )
+    return errors + [
         f"data.{key}: got {data[key]!r}, expected a number per channel, as in 0.49, 0.48, 0.45"
         for key in ("mean", "std")
-        if isinstance(data[key], str) and data[key] and constants(data[key]) is None
+        if isinstance(data[key], str) and data[key] and parse_constants(data[key]) is None
     ]
 
 
-def constants(text: str) -> tuple[float, ...] | None:
-    """The numbers that `data.mean` or `data.std` has; None where it is no list of numbers."""
+def parse_constants(text: str) -> tuple[float, ...] | None:
+    """The numbers of `data.mean` or `data.std`; None if the text is no list of numbers."""
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
         return None
 
 
-def warn(texts: Iterable[str]) -> None:
-    """Each of them once."""
+def warn_once(texts: Iterable[str]) -> None:
+    """Give each warning once."""
     for text in dict.fromkeys(texts):
         warnings.warn(text, stacklevel=3)
 
 
-def without_effect(config: Config) -> Iterator[str]:
-    """Settings that the user has given and that have no effect, and a schedule that ends where local steps do nothing;
-    one line each."""
+def ineffective_settings(config: Config) -> Iterator[str]:
+    """Warnings about settings that the user has given and that have no effect, and about a schedule at whose end local
+    steps do nothing."""
     train, given = config.train, config.given
     if "train.momentum" in given and train.optimizer == "adamw":
         yield f"train.momentum: {train.momentum:g} has no effect, adamw has moments of its own; leave it out"
@@ -85,19 +87,18 @@ def without_effect(config: Config) -> Iterator[str]:
         f"train.{key}" for key in ("schedule", "floor", "decay", "decay_every")
     }:
         shape = Schedule(train.schedule, train.warmup, train.rounds, train.decay, train.decay_every, train.floor)
-        ends = shape.factor(train.rounds)
+        last_factor = shape.factor(train.rounds)
         remedy = "train.floor = 0.1" if train.schedule == "cosine" else "a larger train.decay or train.decay_every"
-        if ends < NOTHING:
+        if last_factor < NEGLIGIBLE_STEP:
             yield (
-                f"train.schedule: {train.schedule} ends at {ends:.1g} of the learning rate, where the last local steps "
-                f"do nothing and clients keep the model they share; set {remedy}"
+                f"train.schedule: {train.schedule} ends at {last_factor:.1g} of the learning rate, where the last "
+                f"local steps do nothing and clients keep the model they share; set {remedy}"
             )
 
 
-def without_effect_on(config: Config, scheme: str, text: bool) -> Iterator[str]:
-    """Likewise of settings of the partition, where samples are partitioned by `scheme`; and of settings of text, where
-    the data are none."""
-    for key, schemes in _PARTITIONED_BY.items():
+def ineffective_data_settings(config: Config, scheme: str, text: bool) -> Iterator[str]:
+    """Warnings about settings of the partition that `scheme` does not use, and of text for other data."""
+    for key, schemes in _KEYS_OF_PARTITIONS.items():
         if key in config.given and scheme not in schemes:
             value = getattr(config.data, key.partition(".")[2])
             how = "as the data say whose each sample is" if scheme == "given" else f"data.partition = {scheme}"

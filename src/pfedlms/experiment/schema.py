@@ -1,7 +1,7 @@
-"""The one schema of settings: one dataclass per section, every key documented where it is defined.
+"""All settings but those of methods: one dataclass per section, every key documented where it is defined.
 
-The command line, TOML files, keywords in Python and Flower's run config are derived from it. Lists of choices are
-looked up when they are needed, so that `pfedlms --help` need not wait for PyTorch.
+The command line, TOML files, keywords in Python and Flower's run config are derived from them. Choices are looked up
+when they are needed, so that `pfedlms --help` does not wait for PyTorch.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pfedlms.report.runs import dataset_title
 from pfedlms.settings import CUSTOM, one_of, setting
 from pfedlms.train_settings import TrainSettings
 
-COMPARED = ("local", "fedavg", "pfedlms", "sketchvote")
+DEFAULT_METHODS = ("local", "fedavg", "pfedlms", "sketchvote")
 """The methods of a comparison that names none."""
-ALSO = {
+OTHER_NAMES = {
     "method.name": "algorithm algo strategy methods",
     "data.dataset": "data",
     "data.dir": "dir data_dir data_path data_folder directory folder root",
@@ -39,11 +39,11 @@ ALSO = {
     "run.out": "output output_dir save",
     "run.evaluate_every": "eval_every",
 }
-"""What other tools call a setting."""
+"""Settings with the names that other tools have for them."""
 
 
-def _named(what: str) -> Callable[[], list[str]]:
-    """Names that the rooms below know, looked up when they are asked for."""
+def _names_of(what: str) -> Callable[[], list[str]]:
+    """A function that looks up the names of data sets, partitions, models or kinds of tokens."""
 
     def names() -> list[str]:
         from pfedlms.data.partition import SCHEMES
@@ -53,19 +53,20 @@ def _named(what: str) -> Callable[[], list[str]]:
         from pfedlms.models.zoo import MODELS
 
         load_plugins(methods=False)
-        known = {"tokens": KINDS, "partitions": ["auto", *SCHEMES], "models": [*MODELS, CUSTOM]}
-        return list(known[what] if what in known else [*DATASETS, *(f"{kind}:PATH" for kind in PATHS), CUSTOM])
+        datasets = [*DATASETS, *(f"{kind}:PATH" for kind in PATHS), CUSTOM]
+        models = [*MODELS, CUSTOM]
+        return {"datasets": datasets, "tokens": [*KINDS], "partitions": ["auto", *SCHEMES], "models": models}[what]
 
     return names
 
 
-def _meant_dataset(name: str) -> str:
-    from pfedlms.data.sources import suggest_kind
+def _suggest_dataset(name: str) -> str:
+    from pfedlms.data.sources import meant_by
 
     return suggest_kind(name)
 
 
-def _meant_device(name: str) -> str:
+def _suggest_device(name: str) -> str:
     return f"did you mean {name.lower().replace('gpu', 'cuda')}?" if name.lower().startswith("gpu") else ""
 
 
@@ -74,8 +75,8 @@ class DataSection:
     """The data set, and which client holds which part of it."""
 
     dataset: str = setting(
-        "digits", "data set by name (pfedlms datasets), folder:PATH or file:PATH", choices=_named("datasets"),
-        meant=_meant_dataset,
+        "digits", "data set by name (pfedlms datasets), folder:PATH or file:PATH", choices=_names_of("datasets"),
+        meant=_suggest_dataset,
     )  # fmt: skip
     dir: str = setting("", "folder with the data set's files; empty: the one that PFEDLMS_DATA names")
     image_size: int = setting(
@@ -89,7 +90,7 @@ class DataSection:
     tokens: str = setting(
         "characters",
         "of text: what a token is; a tokenizer is given in Python, by pfedlms.data.texts",
-        choices=_named("tokens"),
+        choices=_names_of("tokens"),
     )
     window: int = setting(80, "of text: tokens of one sample", minimum=1)
     stride: int = setting(0, "of text: tokens from one window to the next; 0: windows do not overlap", minimum=0)
@@ -105,7 +106,7 @@ class DataSection:
         "auto",
         "which client holds which samples: Dirichlet(α) shares of each class, some classes per client, all alike, "
         "sizes by Dirichlet(α), or as the data say; auto: given where the data say so, else dirichlet",
-        choices=_named("partitions"),
+        choices=_names_of("partitions"),
     )
     alpha: float = setting(
         0.5,
@@ -150,7 +151,7 @@ class DataSection:
 class ModelSection:
     """What every client trains."""
 
-    name: str = setting("dnn", "model by name (pfedlms models)", choices=_named("models"))
+    name: str = setting("dnn", "model by name (pfedlms models)", choices=_names_of("models"))
     hidden: int = setting(256, "width of the hidden layers of dnn, gru and transformer", minimum=1)
     precision: str = setting(
         "default",
@@ -168,7 +169,7 @@ class RunSection:
     )
     device: str = setting(
         "auto", "auto takes a GPU where there is one; cuda:N the one of that number, from 0",
-        choices=one_of("auto", "cpu", "cuda", "cuda:N"), meant=_meant_device,
+        choices=one_of("auto", "cpu", "cuda", "cuda:N"), meant=_suggest_device,
     )  # fmt: skip
     threads: int = setting(0, "CPU threads; 0: as many as PyTorch is set to", minimum=0, maximum=1024)
     out: str = setting("", "run directory; empty: a fresh one under runs/")
@@ -219,19 +220,19 @@ OPTIONS = {
     "fast": ("run.fast", ""),
     "reference": ("run.reference", ""),
 }
-"""Settings that have an option of their own on the command line, by its name: what its help calls the value."""
+"""Options of the command line that stand for a setting: the setting, and the name of its value in the help."""
 
 
-def meaning(place: str) -> str:
-    """What a setting of `OPTIONS` means, in short."""
+def short_help(place: str) -> str:
+    """The help of an option that stands for a setting: the first part of the setting's description."""
     section, _, key = place.partition(".")
     if section == "method":
         return "method by name (pfedlms methods)"
-    declared: Field[Any] = next(each for each in fields(SECTIONS[section]) if each.name == key)
+    declared: Field[Any] = next(field for field in fields(SECTIONS[section]) if field.name == key)
     return str(declared.metadata["help"]).partition(";")[0]
 
 
-def meant(name: str) -> str | None:
-    """The key, `section.key`, that other tools call `name`; None where none is known."""
+def place_by_other_name(name: str) -> str | None:
+    """The setting, `section.key`, that other tools call `name`; None if there is none."""
     name = name.lower().replace("-", "_")
-    return next((place for place, names in ALSO.items() if name in names.split()), None)
+    return next((place for place, names in OTHER_NAMES.items() if name in names.split()), None)

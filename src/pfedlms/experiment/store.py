@@ -1,10 +1,9 @@
-"""A run directory: config.toml, metrics.jsonl, summary.json, checkpoint.pt and best.pt, each written so that a crash at
-any moment loses nothing.
+"""A run directory. Its files are written so that a crash at any moment loses nothing.
 
-config.toml      complete configuration; `pfedlms run config.toml` does it again
+config.toml      complete configuration; `pfedlms run config.toml` repeats the run
 metrics.jsonl    one line per evaluation, appended
 checkpoint.pt    latest full state, and the length of metrics.jsonl at that time
-best.pt          with `train.patience`: the same of the round with the highest V-acc
+best.pt          with `train.patience`: the checkpoint of the round with the highest V-acc
 summary.json     results and cost of the run
 nodes.txt        marks a run on nodes
 """
@@ -26,24 +25,23 @@ from typing import Any
 import torch
 
 from pfedlms.errors import RunDirectoryError, StorageError, resume_command
-from pfedlms.experiment.problem import how_to_resume
+from pfedlms.experiment.problem import resume_instruction
 from pfedlms.files import FULL, write_atomically, write_text
 
 SCHEMA = 2
-SERVER_AGAIN = "start the server again (./run.sh)"
+RESTART_SERVER = "start the server again (./run.sh)"
 """How a run on nodes is resumed."""
 MANIFEST = "study.json"
-MANIFESTS = (MANIFEST, "compare.json", "sweep.json")
-"""The file that makes a folder a study's; the others are of the last version."""
-_CHECKPOINT = (
-    "metrics_bytes", "settings", "federation", "traffic", "rejected", "unheard", "seconds", "shape", "classes",
-    "samples",
+"""The file that makes a folder the folder of a study."""
+_CHECKPOINT_KEYS = (
+    "metrics_bytes", "settings", "data", "cohort_size", "shape", "classes", "samples", "integers", "tokens", "facts",
+    "federation", "traffic", "rejected", "astray", "unheard", "seconds",
 )  # fmt: skip
-"""What a checkpoint must have."""
+"""The keys that every checkpoint has."""
 
 
 class RunDirectory(ExitStack):
-    """Files of one run; at most one process writes to it at a time: from `create` or `open` to the end of a `with`."""
+    """The files of one run. One process at a time holds a lock, from `create` or `open` to the end of the `with`."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -56,14 +54,14 @@ class RunDirectory(ExitStack):
     def create(self, config: str) -> None:
         """Make the directory; refuse one that already holds a run or a study."""
         try:
-            if manifest_of(self.path) is not None:
+            if is_study(self.path):
                 raise RunDirectoryError(f"{self.path}: holds a study already; name another out=DIR")
             if self.config.exists():
                 raise RunDirectoryError(f"{self.path}: holds a run already; {self._remedy()}, or name another out=DIR")
             if self.path.exists() and not self.path.is_dir():
                 raise RunDirectoryError(f"{self.path}: is a file, expected a folder; name another out=DIR")
             self.path.mkdir(parents=True, exist_ok=True)
-            self._acquire()
+            self._lock()
             write_text(self.config, config)
         except (OSError, ValueError) as error:  # ValueError: a null character in the path
             reason = getattr(error, "strerror", None) or error
@@ -72,21 +70,18 @@ class RunDirectory(ExitStack):
             raise RunDirectoryError(f"{self.path}: cannot be written ({reason}); name another out=DIR") from error
 
     def _remedy(self) -> str:
-        """How the run that is there is resumed."""
+        """How to resume the run that is there."""
         if self.on_nodes:
-            return SERVER_AGAIN
+            return RESTART_SERVER
         with suppress(OSError, ValueError, AttributeError):  # the file may be of another version, or damaged
-            return f"resume it by `{how_to_resume(self.path, tomllib.loads(self.config.read_text(encoding='utf-8')))}`"
+            tables = tomllib.loads(self.config.read_text(encoding="utf-8"))
+            return f"resume it by `{resume_instruction(self.path, tables)}`"
         return f"resume it by `{resume_command(self.path)}`"
-
-    def write_config(self, config: str) -> None:
-        with self._storing():
-            write_text(self.config, config)
 
     def open(self) -> None:
         """Lock an existing directory, to resume its run."""
         try:
-            self._acquire()
+            self._lock()
         except OSError as error:
             raise RunDirectoryError(f"{self.path}: cannot be written ({error.strerror})") from error
 
@@ -96,17 +91,17 @@ class RunDirectory(ExitStack):
 
     @property
     def on_nodes(self) -> bool:
-        """Whether the clients of the run are nodes, which keep their models: this folder has none."""
+        """Whether the clients of the run are nodes: they keep their models, this folder has none."""
         return self._nodes.exists()
 
     def mark_on_nodes(self) -> None:
-        """Mark the directory as one of a run whose clients are nodes, before there is a checkpoint."""
+        """Mark this as the directory of a run whose clients are nodes, before there is a checkpoint."""
         if not self._nodes.exists():
-            text = f"The clients of this run are nodes, which keep their models. To resume: {SERVER_AGAIN}.\n"
-            with self._storing():
+            text = f"The clients of this run are nodes, which keep their models. To resume: {RESTART_SERVER}.\n"
+            with self._storage_errors():
                 write_text(self._nodes, text)
 
-    def _acquire(self) -> None:
+    def _lock(self) -> None:
         lock = self.enter_context(open(self.path / ".lock", "wb"))  # noqa: SIM115 - until the `with` ends
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -116,12 +111,12 @@ class RunDirectory(ExitStack):
             ) from error
 
     def append_metrics(self, record: dict[str, Any]) -> None:
-        with self._storing(), open(self._metrics, "ab") as file:
+        with self._storage_errors(), open(self._metrics, "ab") as file:
             file.write(json.dumps(record).encode() + b"\n")
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
         """Replace the checkpoint; it belongs to the lines of metrics.jsonl written so far."""
-        with self._storing():
+        with self._storage_errors():
             length = 0
             if self._metrics.exists():
                 with open(self._metrics, "rb") as file:
@@ -131,9 +126,9 @@ class RunDirectory(ExitStack):
             write_atomically(self._checkpoint, lambda file: torch.save(content, file))
 
     def keep_best(self) -> None:
-        """The checkpoint just saved is that of the best round so far. best.pt is a link to it until the next checkpoint
-        replaces the other name, so it is not written twice."""
-        with self._storing():
+        """Make the checkpoint just saved best.pt. It is a hard link, so nothing is written twice; the next checkpoint
+        replaces checkpoint.pt alone."""
+        with self._storage_errors():
             if self._best.exists() and filecmp.cmp(self._checkpoint, self._best, shallow=False):
                 return
             temporary = self._best.with_name(self._best.name + ".tmp")
@@ -145,7 +140,7 @@ class RunDirectory(ExitStack):
             os.replace(temporary, self._best)
 
     def load_checkpoint(self, best: bool = False) -> dict[str, Any] | None:
-        """The latest checkpoint, or that of the best round so far; None where there is none."""
+        """The latest checkpoint, or that of the best round so far; None if there is none."""
         path = self._best if best else self._checkpoint
         remedy = "delete it; the latest checkpoint is another file" if best else "delete it to start this run over"
         if not path.exists():
@@ -156,7 +151,7 @@ class RunDirectory(ExitStack):
                     raise ValueError(f"checksum of {damaged}")
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
             schema = state["schema"]
-            missing = [key for key in _CHECKPOINT if key not in state]
+            missing = [key for key in _CHECKPOINT_KEYS if key not in state]
             if schema == SCHEMA and missing:
                 raise KeyError(*missing)
         except Exception as error:  # damaged bytes can make the unpickler raise anything
@@ -169,7 +164,7 @@ class RunDirectory(ExitStack):
 
     def rewind_metrics(self, length: int) -> list[dict[str, Any]]:
         """Cut metrics.jsonl to its length at the checkpoint, and return its records."""
-        with self._storing():
+        with self._storage_errors():
             size = self._metrics.stat().st_size if self._metrics.exists() else 0
             if size < length:
                 raise RunDirectoryError(
@@ -181,7 +176,7 @@ class RunDirectory(ExitStack):
         return self.read_metrics()
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All records, also of a run in progress: an incomplete last line is left out."""
+        """All records, also of a run in progress: an incomplete last line is skipped."""
         try:
             lines = self._metrics.read_text().split("\n")[:-1]
             return [json.loads(line) for line in lines]
@@ -193,7 +188,7 @@ class RunDirectory(ExitStack):
             ) from error
 
     def read_summary(self) -> dict[str, Any] | None:
-        """The summary of an earlier process, None if there is none that can be read."""
+        """The summary that an earlier process wrote; None if it is missing or cannot be read."""
         try:
             summary = json.loads(self._summary.read_text())
         except (OSError, ValueError):
@@ -201,11 +196,12 @@ class RunDirectory(ExitStack):
         return summary if isinstance(summary, dict) else None
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        with self._storing():
+        with self._storage_errors():
             write_text(self._summary, json.dumps(summary, indent=2) + "\n")
 
     @contextmanager
-    def _storing(self) -> Iterator[None]:
+    def _storage_errors(self) -> Iterator[None]:
+        """Raise StorageError for whatever fails while a file is written."""
         try:
             yield
         except (OSError, RuntimeError) as error:
@@ -213,6 +209,6 @@ class RunDirectory(ExitStack):
             raise StorageError(self.path, reason, resume=None if self.on_nodes else self.path) from error
 
 
-def manifest_of(directory: Path) -> Path | None:
-    """The file that makes a folder a study's; None where there is none."""
-    return next((directory / name for name in MANIFESTS if (directory / name).is_file()), None)
+def is_study(directory: Path) -> bool:
+    """Whether a folder is the folder of a study."""
+    return (directory / MANIFEST).is_file()

@@ -1,4 +1,4 @@
-"""The summary of a run: a pure function of its configuration, its metrics, its facts and how it ended."""
+"""The summary of a run, computed from its configuration, its metrics, facts about data and model, and how it ended."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ Metrics = Sequence[Mapping[str, Any]]
 
 
 def summarise(
-    config: Config, metrics: Metrics, facts: Mapping[str, Any], status: str, now: Mapping[str, Any]
+    config: Config, metrics: Metrics, facts: Mapping[str, Any], status: str, totals: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The content of summary.json.
 
     Args:
-        facts: what is known once data and model are there, see `loop.facts_of`.
+        facts: what is known of data and model, see `loop.facts_of`.
         status: finished, interrupted, diverged or failed.
-        now: the totals at the end of the run, as a line of metrics.jsonl has them: `round`, `bytes`, `seconds`, …
+        totals: `round`, `bytes`, `seconds`, … at the end of the run, as in a line of metrics.jsonl.
     """
-    rounds, sent = now["round"], now["bytes"]
+    rounds, sent = totals["round"], totals["bytes"]
     metric = facts.get("metric") or next((line["metric"] for line in metrics if "metric" in line), None)
     summary: dict[str, Any] = {
         "schema": SCHEMA,
@@ -45,60 +45,59 @@ def summarise(
         "rounds": rounds,
         **({"metric": metric} if metric else {}),
         "evaluations": len(metrics),
-        "accuracy": reached([line["p_acc"] for line in metrics]),
+        "accuracy": measure_summary([line["p_acc"] for line in metrics]),
     }
     if config.data.validation:
-        summary["validation_accuracy"] = reached([line.get("v_acc") for line in metrics])
+        summary["validation_accuracy"] = measure_summary([line.get("v_acc") for line in metrics])
         best = best_of(metrics)
         summary["best"] = best and {name: best[name] for name in ("round", "v_acc", "p_acc")}
     if config.train.patience:
         summary["stopped_early"] = out_of_patience(config, metrics) and rounds < config.train.rounds
     shared = [line["g_acc"] for line in metrics if "g_acc" in line]
     if shared:
-        summary["global_accuracy"] = reached(shared)
+        summary["global_accuracy"] = measure_summary(shared)
     for key, name in (("perplexity", "perplexity"), ("g_perplexity", "global_perplexity")):
         if any(key in line for line in metrics):
-            summary[name] = reached([line.get(key) for line in metrics], lowest=True)
+            summary[name] = measure_summary([line.get(key) for line in metrics], lowest=True)
     constants = normalisation(config)
     return summary | {
         "everyone": None,
         "bytes_per_round": {name: _mean_bytes(total, rounds) for name, total in sent.items()},
         "total_bytes": sum(sent.values()),
-        **{key: now[key] for key in ("rejected", "astray", "unheard") if key in now},
-        "seconds": now["seconds"],
+        **{key: totals[key] for key in ("rejected", "astray", "unheard", "seconds") if key in totals},
         "parameters": facts.get("parameters", 0),
         **({"normalisation": constants} if constants else {}),
         **({"environment": facts["environment"]} if "environment" in facts else {}),
-        **({"transport": now["transport"]} if "transport" in now else {}),
+        **({"transport": totals["transport"]} if "transport" in totals else {}),
     }
 
 
-def same_result(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two summaries say the same of a run, whichever process and version made them and however long it took: a
-    version may have fields that another has not."""
-    unlike = ("seconds", "everyone", "newcomers", "environment", "stages", "partition", "normalisation")
-    return all(one[key] == other[key] for key in one.keys() & other.keys() if key not in unlike)
+def is_same_result(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two summaries agree in all fields that both have, but for time and place, and for what is measured only
+    at the end of a run."""
+    not_compared = ("seconds", "everyone", "newcomers", "environment", "stages", "partition", "normalisation")
+    return all(one[key] == other[key] for key in one.keys() & other.keys() if key not in not_compared)
 
 
 def best_of(metrics: Metrics) -> Mapping[str, Any] | None:
-    """The first of the evaluations with the highest V-acc; None where there is none."""
-    return max(_validated(metrics), key=lambda line: float(line["v_acc"]), default=None)
+    """The first evaluation with the highest V-acc; None if no evaluation has a V-acc."""
+    return max(_lines_with_v_acc(metrics), key=lambda line: float(line["v_acc"]), default=None)
 
 
 def out_of_patience(config: Config, metrics: Metrics) -> bool:
     """Whether V-acc has not risen for `train.patience` evaluations."""
-    validated, best = _validated(metrics), best_of(metrics)
+    validated, best = _lines_with_v_acc(metrics), best_of(metrics)
     patience = config.train.patience
     return bool(patience) and best is not None and len(validated) > validated.index(best) + patience
 
 
-def _validated(metrics: Metrics) -> list[Mapping[str, Any]]:
+def _lines_with_v_acc(metrics: Metrics) -> list[Mapping[str, Any]]:
     return [line for line in metrics if line.get("v_acc") is not None]
 
 
-def reached(measured: Sequence[float | None], lowest: bool = False) -> dict[str, float | None]:
-    """Maximum (or minimum) over evaluations, mean of the last 10, and the last, of those there are; null where there
-    are none."""
+def measure_summary(measured: Sequence[float | None], lowest: bool = False) -> dict[str, float | None]:
+    """Maximum (or minimum) over evaluations, mean of the last 10, and the last one. Evaluations without a value are
+    skipped; null if none has one."""
     values = [value for value in measured if value is not None]
     name, best = ("min", min) if lowest else ("max", max)
     if not values:
@@ -107,35 +106,41 @@ def reached(measured: Sequence[float | None], lowest: bool = False) -> dict[str,
     return {name: best(values), "last10": sum(tail) / len(tail), "final": values[-1]}
 
 
-def finite(value: float) -> float | None:
-    """JSON has no NaN."""
-    return value if isfinite(value) else None
+def finite_or_none(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record whose NaN and infinite numbers, which JSON does not have, are None; also those in lists."""
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, list):
+            return [convert(item) for item in value]
+        return None if isinstance(value, float) and not isfinite(value) else value
+
+    return {key: convert(value) for key, value in record.items()}
 
 
 def _mean_bytes(total: int, rounds: int) -> int | float:
-    """A whole number where it is one; 0 before the first round."""
+    """Bytes per round: an int if it is a whole number; 0 before the first round."""
     return total / rounds if rounds and total % rounds else total // max(1, rounds)
 
 
-def in_short(summary: Mapping[str, Any]) -> str:
-    """A run in one line: method, data set, rounds played and accuracy, the mean of the last 10 evaluations."""
-    value, own = summary["accuracy"]["last10"], summary.get("metric")
-    score = "nothing measured" if value is None else f"{own or 'P-acc'} {score_text(value, summary)}"
+def one_line_summary(summary: Mapping[str, Any]) -> str:
+    """A run in one line: method, data set, clients, rounds, and accuracy as the mean of the last 10 evaluations."""
+    value, metric = summary["accuracy"]["last10"], summary.get("metric")
+    score = "nothing measured" if value is None else f"{metric or 'P-acc'} {score_text(value, summary)}"
     averaged = min(10, summary.get("evaluations") or 10)
     score += f", mean of the last {averaged}" if value is not None and averaged > 1 else ""
-    ended = f" ({summary['status']})" * (summary["status"] != "finished")
-    rounds, clients = (f"{summary[of]} {of[:-1]}{'s' * (summary[of] != 1)}" for of in ("rounds", "clients"))
-    return f"{summary['method']} on {summary['dataset']}, {clients}, {rounds}{ended}: {score}"
+    status = f" ({summary['status']})" * (summary["status"] != "finished")
+    rounds, clients = (f"{summary[key]} {key[:-1]}{'s' * (summary[key] != 1)}" for key in ("rounds", "clients"))
+    return f"{summary['method']} on {summary['dataset']}, {clients}, {rounds}{status}: {score}"
 
 
 def environment(device: torch.device) -> dict[str, str]:
-    """Versions of what computes, the kind of machine and what trained; nothing that names a machine or its user."""
-    named = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    """Versions, kind of machine and training device; nothing that identifies a machine or its user."""
+    device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return {
         "pfedlms": __version__,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": np.__version__,
         "system": f"{platform.system()} {platform.machine()}",
-        "device": named,
+        "device": device_name,
     }

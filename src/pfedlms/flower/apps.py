@@ -30,7 +30,7 @@ from pfedlms.deploy.nodes import message_bytes
 from pfedlms.engine.transport import Code
 from pfedlms.errors import UsageError, shown
 from pfedlms.experiment.config import Config
-from pfedlms.experiment.prepare import NAMED
+from pfedlms.experiment.prepare import NAMED_PROBLEM
 from pfedlms.experiment.problem import Problem
 from pfedlms.flower import audit
 from pfedlms.flower.carrier import CHECK, CHECK_RECORD, REQUEST, WHO, Carrier, Failure
@@ -61,7 +61,7 @@ def versions() -> dict[str, str]:
 
 def client_app(file: Path, given: Problem | None) -> Any:
     """See `flower.client`. What a handler raises reaches the server as the reason why this node is left out."""
-    problem = given or NAMED
+    problem = given or NAMED_PROBLEM
 
     def seat_of(context: Context) -> tuple[Config, NodeSection, Path, Ed25519PublicKey | None]:
         config, seat, folder = seated(*configured(file, context.run_config), context.node_config)
@@ -125,7 +125,7 @@ def remove_old(folder: Path, own: Path, days: int) -> None:
 
 def server_app(file: Path, given: Problem | None) -> Any:
     """See `flower.server`."""
-    problem = given or NAMED
+    problem = given or NAMED_PROBLEM
 
     def main(grid: Grid, context: Context) -> None:
         config, flower = configured(file, context.run_config)

@@ -15,7 +15,7 @@ from typing import Any
 
 from pfedlms import __version__
 from pfedlms.errors import UsageError
-from pfedlms.experiment.config import as_toml, keys, load_config
+from pfedlms.experiment.config import as_toml, load_config, setting_fields
 from pfedlms.flower.approval import declared
 from pfedlms.flower.config import AS_IN_FILE, FlowerSection
 from pfedlms.methods import METHODS
@@ -139,7 +139,7 @@ def pyproject(here: Path | None = None, had: Mapping[str, Any] | None = None) ->
         value = str(here / paths[each.name]) if here and each.name in paths else each.default
         add("flower", each.name, each.metadata["help"], value)
     add("method", "name", "method by name")
-    for (section, key), each in keys(METHODS).items():
+    for (section, key), each in setting_fields(METHODS).items():
         default = _having(key) if section == "method" else f"default {as_toml(each.default)}"
         add(section, key, f"{each.metadata['help']} ({default})")
     config = ["\n".join([f"[tool.flwr.app.config.{name}]", *lines]) for name, lines in sections.items()]
@@ -148,7 +148,11 @@ def pyproject(here: Path | None = None, had: Mapping[str, Any] | None = None) ->
 
 def _having(key: str) -> str:
     """Whose key it is, and the default each has."""
-    having = {name: keys([name])["method", key].default for name in METHODS if ("method", key) in keys([name])}
+    having = {
+        name: setting_fields([name])["method", key].default
+        for name in METHODS
+        if ("method", key) in setting_fields([name])
+    }
     if len(set(map(str, having.values()))) == 1:
         return f"of {', '.join(having)}; default {as_toml(next(iter(having.values())))}"
     return "of " + ", ".join(f"{name}: default {as_toml(value)}" for name, value in having.items())
