@@ -38,7 +38,7 @@ def _show(options: argparse.Namespace) -> None:
     if options.plot:
         check_file(options.plot)
     document = holdings(load_config(options.subject, overrides(options)))
-    output(options, document, lambda _: plans.holdings(document), document["clients"])
+    output(options, document, lambda _: plans.client_table(document), document["clients"])
     if options.plot:
         figures.client_map(document).save(options.plot)
 

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 
 from pfedlms.cli.options import add_options, dispatch, output, say
-from pfedlms.report.tables import table_of
+from pfedlms.report.tables import table_from_records
 
 
 def add_deploy(sub: argparse.ArgumentParser) -> None:
@@ -40,7 +40,7 @@ def _init(options: argparse.Namespace) -> int:
     }
     arguments = {name: value for name, value in arguments.items() if value is not None}
     files = write_folder(options.directory, options.nodes, port=options.port, link_port=options.link_port, **arguments)
-    output(options, {"directory": str(options.directory), "files": list(map(str, files))}, table_of, [])
+    output(options, {"directory": str(options.directory), "files": list(map(str, files))}, table_from_records, [])
     say(f"{len(files)} files; next steps: {options.directory / 'README.md'}")
     return 0
 
@@ -50,7 +50,7 @@ def _check(options: argparse.Namespace) -> int:
 
     results = check(options.directory, options.server)
     rows = [{"": "✗" if result.wrong else "✓", "what": result.what, "found": result.said} for result in results]
-    output(options, [asdict(result) for result in results], table_of, rows)
+    output(options, [asdict(result) for result in results], table_from_records, rows)
     return int(any(result.wrong for result in results))
 
 
@@ -58,7 +58,7 @@ def _approve(options: argparse.Namespace) -> int:
     from pfedlms.flower.approval import approve, run_config
 
     entry = approve(options.directory, run_config(["--run-config", options.run_config] if options.run_config else []))
-    output(options, entry, table_of, [{"what": key, "approved": str(value)} for key, value in entry.items()])
+    output(options, entry, table_from_records, [{"what": key, "approved": str(value)} for key, value in entry.items()])
     return 0
 
 
@@ -66,7 +66,7 @@ def _upgrade(options: argparse.Namespace) -> int:
     from pfedlms.flower.folder import upgrade
 
     steps = upgrade(options.directory)
-    output(options, {"steps": steps}, table_of, [])
+    output(options, {"steps": steps}, table_from_records, [])
     for step in steps:
         say(step)
     return 0

@@ -34,7 +34,7 @@ def bits(options: argparse.Namespace) -> None:
 
     tables = overrides(options)
     rows = bits_table(tables, options.classes)
-    output(options, rows[0] if "name" in tables.get("method", {}) else rows, plans.bits, rows)
+    output(options, rows[0] if "name" in tables.get("method", {}) else rows, plans.message_table, rows)
 
 
 def add_listing(sub: argparse.ArgumentParser) -> None:
@@ -51,7 +51,7 @@ def add_methods(sub: argparse.ArgumentParser) -> None:
 
 def listing(options: argparse.Namespace) -> None:
     rows = {"methods": list_methods, "datasets": datasets, "models": models, "settings": settings}[options.command]()
-    output(options, rows, table_of, rows)
+    output(options, rows, table_from_records, rows)
 
 
 def methods(options: argparse.Namespace) -> int:

@@ -63,7 +63,7 @@ def show(options: argparse.Namespace) -> int:
     rows = per_client(result) if isinstance(result, Run) and options.clients else []
     print_results(options, result, **({"per_client": rows} if rows else {}))
     if rows and not options.json:
-        print_table(table_of(rows))
+        print_table(table_from_records(rows))
     if result.interrupted:
         on_nodes = RunDirectory(out).on_nodes
         if isinstance(result, Run):
@@ -123,7 +123,7 @@ def sections_of(directories: Iterable[str | Path]) -> tuple[list[Section], list[
         runs = [run for name in manifest["runs"] for run in _read(folder / name, names.get(name, ""), left_out)]
         if runs:
             sections.append(Study(runs, folder.resolve(), manifest["axes"], manifest["by"], runs).section())
-    sections += by_problem(single_runs)
+    sections += group_by_problem(single_runs)
     for reason in left_out:
         warnings.warn(f"left out of the page: {reason}", stacklevel=2)
     if not sections:

@@ -14,7 +14,7 @@ from rich.console import Console
 from pfedlms.cli.options import add_options, add_study, assignments, out_directory, output, overrides, print_table, say
 from pfedlms.errors import UsageError
 from pfedlms.experiment.schema import DEFAULT_METHODS
-from pfedlms.report.progress import screen
+from pfedlms.report.progress import progress_callbacks
 from pfedlms.report.runs import score_text
 
 
@@ -63,13 +63,13 @@ def run(options: argparse.Namespace) -> int:
     config = load_config(options.config, overrides(options))
     if options.dry_run:
         document = plan_json(config, prepare(config))
-        output(options, document, plans.plan, [document])
+        output(options, document, plans.plan_table, [document])
         return 0
     out = out_directory(options, config.run.out, f"{config.data.title}-{config.method}")
-    with screen(not options.quiet) as callbacks:
+    with progress_callbacks(not options.quiet) as callbacks:
         result = start_run(config.with_run(out=str(out)), callbacks=callbacks, profile=options.profile)
     if options.profile:
-        profile = plans.profile(result.summary.get("stages", {}), max(1, result.summary["rounds"]))
+        profile = plans.profile_table(result.summary.get("stages", {}), max(1, result.summary["rounds"]))
         print_table(profile, Console(stderr=True))  # standard output may have JSON
     return _report(options, result)
 
@@ -100,7 +100,7 @@ def _train_study(options: argparse.Namespace, study: Any, label: str) -> int:
     out = out_directory(options, first.run.out, f"{first.data.title}-{label}")
     if options.plot:
         check_file(options.plot)
-    with screen(not options.quiet) as callbacks:
+    with progress_callbacks(not options.quiet) as callbacks:
         result = study.start(out, callbacks, options.workers)
     code = _report(options, result)
     if options.plot and not result.interrupted:
@@ -113,7 +113,7 @@ def resume(options: argparse.Namespace) -> int:
 
     stored = load(options.directory, data_dir=options.data_dir)
     workers = (options.workers,) if isinstance(stored, Study) else ()
-    with screen(not options.quiet) as callbacks:
+    with progress_callbacks(not options.quiet) as callbacks:
         return _report(options, stored.train(callbacks, *workers))
 
 

@@ -30,7 +30,7 @@ from pfedlms.experiment.loop import ActiveRun, Stopped, run_rounds
 from pfedlms.experiment.prepare import NAMED_PROBLEM, execution_settings
 from pfedlms.experiment.problem import Problem
 from pfedlms.experiment.store import RunDirectory
-from pfedlms.experiment.summary import in_short
+from pfedlms.experiment.summary import one_line_summary
 from pfedlms.report.progress import evaluation_text
 
 

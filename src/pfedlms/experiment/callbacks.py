@@ -150,7 +150,7 @@ class Callbacks:
 def callbacks_with_progress(progress: bool | None, callbacks: Iterable[Any] | None) -> Iterator[list[Any]]:
     """The user's callbacks, checked, after those that show progress: None shows it on a terminal and in a notebook,
     True always, False never."""
-    from pfedlms.report.progress import screen
+    from pfedlms.report.progress import progress_callbacks
 
     expected = "expected a list of objects with on_round, on_evaluation or on_end (see pfedlms.Callback)"
     if isinstance(callbacks, str) or not isinstance(callbacks, Iterable | None):
@@ -159,5 +159,5 @@ def callbacks_with_progress(progress: bool | None, callbacks: Iterable[Any] | No
     for callback in own_callbacks:
         if isinstance(callback, type) or not any(callable(getattr(callback, name, None)) for name in CALLBACK_METHODS):
             raise UsageError(f"callbacks: got {callback!r}, {expected}")
-    with screen(progress) as progress_callbacks:
-        yield [*progress_callbacks, *own_callbacks]
+    with progress_callbacks(progress) as showing:
+        yield [*showing, *own_callbacks]

@@ -115,8 +115,8 @@ def _input_sizes(config: Config) -> tuple[tuple[int, ...], int, int]:
             return (config.data.window,), vocabulary, config.data.clients
         return source.shape, source.classes, config.data.clients
     pool = load_named_pool(config)
-    has_owners = scheme_of(config.data.partition, pool.owner) == "given"
-    return pool.x.shape[1:], len(pool.names), len(pool.owners) if has_owners else config.data.clients
+    has_owners = pool.resolve_scheme(config.data.partition) == "given"
+    return pool.x.shape[1:], len(pool.names), len(pool.client_names) if has_owners else config.data.clients
 
 
 def plan_json(config: Config, federation: Federation) -> dict[str, Any]:

@@ -385,10 +385,10 @@ def fixed_settings(config: Config) -> dict[str, Any]:
     depend on it), the folder of the data, and [run]."""
     free = ("data.dir", *(("train.rounds",) if config.train.schedule != "cosine" else ()))
     fixed = {key: value for key, value in config.flat().items() if not key.startswith("run.") and key not in free}
-    return fixed | {"data.dataset": kind_of(config.data.dataset) or config.data.dataset}
+    return fixed | {"data.dataset": path_kind(config.data.dataset) or config.data.dataset}
 
 
 def fingerprint(config: Config, data: FederatedData) -> str | None:
     """Fingerprint of data given in Python or by path. Named data sets need none: their settings identify them."""
-    is_own = config.data.dataset == CUSTOM or kind_of(config.data.dataset)
+    is_own = config.data.dataset == CUSTOM or path_kind(config.data.dataset)
     return data.fingerprint() if is_own else None

@@ -81,8 +81,8 @@ class Problem:
             part = getattr(self, name)
             if part is not None:
                 tables[section][key] = part if isinstance(part, str) and section != "train" else CUSTOM
-        if self.own_pool is not None and self.own_pool.held:
-            tables["data"]["clients"] = len(self.own_pool.held)
+        if self.own_pool is not None and self.own_pool.client_indices:
+            tables["data"]["clients"] = len(self.own_pool.client_indices)
         return tables
 
     def check_clients(self, settings: Mapping[str, Any]) -> None:

@@ -43,10 +43,10 @@ def contradictions(tables: Mapping[str, Any]) -> list[str]:
         )
     kind = path_kind(data["dataset"]) if isinstance(data["dataset"], str) else None
     what = "given in Python" if data["dataset"] == "custom" else repr(data["dataset"])
-    for key, path_kind in _KEYS_OF_PATHS.items():
-        if data[key] and kind != path_kind:
+    for key, needed in _KEYS_OF_PATHS.items():
+        if data[key] and kind != needed:
             errors.append(
-                f"data.{key}: got {data[key]!r}, which is for {path_kind}:PATH, but data are {what}; leave it out"
+                f"data.{key}: got {data[key]!r}, which is for {needed}:PATH, but data are {what}; leave it out"
             )
     return errors + [
         f"data.{key}: got {data[key]!r}, expected a number per channel, as in 0.49, 0.48, 0.45"

@@ -61,7 +61,7 @@ def _names_of(what: str) -> Callable[[], list[str]]:
 
 
 def _suggest_dataset(name: str) -> str:
-    from pfedlms.data.sources import meant_by
+    from pfedlms.data.sources import suggest_kind
 
     return suggest_kind(name)
 

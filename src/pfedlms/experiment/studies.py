@@ -101,7 +101,7 @@ class Study:
         """One entry per row: `name`, `settings` (of the axes), `runs` (summaries) and `score`: the measure, mean of the
         last 10 evaluations, mean over seeds; None if not all its seeds finished."""
         cells = []
-        for cell in reported.cells(self.section(by)):
+        for cell in reported.combinations(self.section(by)):
             first = cell.label.split(" ")[0]
             has_method = self.axes and first.split(":")[0] == cell.runs[0].settings["method"]["name"]
             settings = {**({"method": first} if has_method else {}), **cell.settings}
@@ -144,7 +144,7 @@ class Study:
 
     def to_pandas(self) -> Any:
         """One row per run, as in results.csv (extra `pandas`)."""
-        return data_frame(results(self.runs, self._planned_settings(self.runs)))
+        return data_frame(result_records(self.runs, self._planned_settings(self.runs)))
 
     def plot(self, file: str | Path) -> None:
         """Draw accuracy against bytes, or against the setting with the most values; PNG, SVG or PDF (extra
