@@ -33,6 +33,9 @@ RELATIVES = {"svhn": "cifar10", "cifar100": "cifar10"}
 alike."""
 BEFORE = {"train": {"floor": 0.0}}
 """What the last version did where its stored configurations have no such key."""
+REMOVED = (("run", "fast", False),)
+"""Section, key and value of settings that the last version stored and this one no longer has. With that value they
+changed nothing, so a stored configuration is read without them; any other value is refused as an unknown setting."""
 
 
 @dataclass(frozen=True)
@@ -278,7 +281,11 @@ def load_config(
     given = merge(read_toml(file), overrides or {})
     for section, values in given.items():
         if isinstance(values, Mapping):
-            given[section] = {key: as_plain(value) for key, value in values.items()}
+            given[section] = {
+                key: as_plain(value)
+                for key, value in values.items()
+                if not (stored and (section, key, value) in REMOVED)
+            }
     schema: Any = given.pop("schema", SCHEMA)
     if schema != SCHEMA:
         what = "run directory" if stored else "config"

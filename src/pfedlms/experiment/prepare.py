@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -38,7 +37,7 @@ def as_configured(config: Config) -> Iterator[None]:
     """Kernels, threads and cuDNN's algorithms as the configuration says; afterwards as they were."""
     cudnn = torch.backends.cudnn
     before = cudnn.benchmark, cudnn.deterministic
-    cudnn.benchmark, cudnn.deterministic = config.run.fast, not config.run.fast
+    cudnn.benchmark, cudnn.deterministic = False, True
     kernels = plain() if config.run.reference else nullcontext()
     # Kernels and recordings are made for the GPU that is current.
     gpu = torch.cuda.device(config.run.device) if config.run.device.startswith("cuda:") else nullcontext()
@@ -84,14 +83,12 @@ def ingredients(config: Config, data: Callable[[], FederatedData], problem: Prob
     """The model, its data and its criterion, checked together; `data` are read after everything else was checked."""
     device = _device(config.run.device)
     problem.check_given(config, "loss", "metric")
-    if config.run.fast and device.type == "cpu":
-        warnings.warn("run.fast: compiles local steps on a GPU; on this CPU it does nothing", stacklevel=3)
     warn(without_effect(config))
     with as_configured(config):
         held = data()
         try:
             module = taken(problem.module(config, held), some_samples(held), rng.stream(config.run.seed, "initial"))
-            cohort_model = CohortModel(module, device, config.run.fast, config.model.precision == "bf16")
+            cohort_model = CohortModel(module, device, config.model.precision == "bf16")
         except PfedlmsError:
             raise
         except Exception as error:  # it may be the user's own and raise anything

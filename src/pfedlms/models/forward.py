@@ -19,7 +19,7 @@ from pfedlms.models.chain import Chain
 from pfedlms.models.layout import flat_layout
 from pfedlms.models.one_by_one import OneByOne
 from pfedlms.models.runner import Pass, Result, Runner, Single, Values, hooks_backward
-from pfedlms.models.stacked import Compiled, Stacked, refusal
+from pfedlms.models.stacked import Stacked, refusal
 
 # Stacked, these sum in another order than for one client alone (grouped convolutions, normalisation folded into
 # channels) and are no faster on a CPU; there every client runs them alone, so that results do not depend on how clients
@@ -32,24 +32,21 @@ rows of the cohort, and these rows, give each client's loss, the tensors gradien
 there."""
 
 
-def choose(single: Single, device: torch.device, fast: bool, params: Values, sample: Tensor | None) -> Runner | None:
+def choose(single: Single, device: torch.device, params: Values, sample: Tensor | None) -> Runner | None:
     """The runner of a module. All but chains need a trial with one model's `params` on a `sample: [batch, …]`: None for
     these if there is no sample."""
     module, gpu = single.module, device.type == "cuda"
-    runner: Runner
     if Chain.supports(module):
-        runner = Chain(module, device)
-    elif sample is None:
+        return Chain(module, device)
+    if sample is None:
         return None
-    elif any(_passed_over(part) or (not gpu and isinstance(part, _LOOP_ON_CPU)) for part in module.modules()):
+    if any(_passed_over(part) or (not gpu and isinstance(part, _LOOP_ON_CPU)) for part in module.modules()):
         return OneByOne(single, device, sample)
-    elif reason := refusal(single, params, sample):
+    if reason := refusal(single, params, sample):
         message = f"model: clients are trained one after another, because torch.func cannot stack it ({reason})"
         warnings.warn(message, stacklevel=2)
         return OneByOne(single, device, sample)
-    else:
-        runner = Stacked(single, folds=gpu)
-    return Compiled(single, runner) if fast and gpu else runner
+    return Stacked(single, folds=gpu)
 
 
 def _passed_over(part: nn.Module) -> bool:
@@ -61,16 +58,16 @@ class CohortModel:
     """A module's architecture, applied to many flat parameter vectors at once.
 
     The module given is never trained; it supplies the computation, the frozen parameters and the initial values. How
-    clients are run is chosen once: here, or at the first use if that needs a trial. With `fast`, training on a GPU is
-    compiled. With `half`, products and convolutions are taken in bfloat16 (autocast); parameters stay float32.
+    clients are run is chosen once: here, or at the first use if that needs a trial. With `half`, products and
+    convolutions are taken in bfloat16 (autocast); parameters stay float32.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device, fast: bool = False, half: bool = False) -> None:
+    def __init__(self, module: nn.Module, device: torch.device, half: bool = False) -> None:
         self.module = module.to(device)
         self.device = device
         self.layout = flat_layout(module)
         self._sizes = [prod(shape) for _, shape in self.layout.parameters]
-        self._single, self._fast, self._half = Single(module), fast, half
+        self._single, self._half = Single(module), half
         self.feature_size = 0 if self._single.head is None else self._single.head.in_features
         """Width of the features: what enters the last linear layer; 0 if there is none."""
         trained = [value.detach().flatten() for value in module.parameters() if value.requires_grad]
@@ -79,7 +76,7 @@ class CohortModel:
         if device.type == "cuda":  # autograd's own thread gets a context; without one torch warns of its first product
             one = torch.ones(1, device=device, requires_grad=True)
             torch.autograd.grad(one.exp(), one)
-        self._runner = choose(self._single, device, fast, self._named(self.initial), None)
+        self._runner = choose(self._single, device, self._named(self.initial), None)
 
     def parts(self, clients: int) -> list[slice]:
         """Rows of clients that should take their local steps together; see `Runner`."""
@@ -89,7 +86,7 @@ class CohortModel:
     def _run(self, some: Callable[[Runner, slice], Result], params: Tensor, x: Tensor) -> list[Result]:
         """`some` on the rows of all clients, as many at a time as the runner takes."""
         if self._runner is None:
-            self._runner = choose(self._single, self.device, self._fast, self._named(params[0]), x[0])
+            self._runner = choose(self._single, self.device, self._named(params[0]), x[0])
         assert self._runner is not None  # with samples
         runner = self._runner
         # On a CPU, long operators may use all threads; inside the engine others run on one each.

@@ -157,22 +157,6 @@ class Stacked(Runner):
         return _apply(layer._conv_forward, rule, 1, x, layer.weight, layer.bias)
 
 
-class Compiled(Runner):
-    """The vmapped call without these rules, compiled by `torch.compile` for training steps: on a GPU, with other
-    rounding. `fallback` runs evaluations and features."""
-
-    def __init__(self, single: Single, fallback: Runner) -> None:
-        self._module, self._fallback = single.module, fallback
-        self._call: Any = torch.compile(vmap(partial(single.call, False), randomness="different"), dynamic=False)
-
-    def forward(self, given: Pass) -> tuple[Tensor, Tensor | None]:
-        if not given.training or given.features:
-            return self._fallback.forward(given)
-        self._module.train()
-        (outputs,) = self._call(given.params, given.buffers, given.x)
-        return outputs, None
-
-
 def _is_plain_table(layer: nn.Embedding) -> bool:
     return layer.padding_idx is None and layer.max_norm is None and not (layer.scale_grad_by_freq or layer.sparse)
 
