@@ -42,7 +42,7 @@ def round_trip(fields: tuple[Field, ...], values: dict[str, Any]) -> dict[str, A
     assert len(payload) <= message.max_bytes == sum(field.max_bytes for field in fields)
     new = message.read(memoryview(payload))
     assert encoded(new, *fields) == payload
-    room = message.room(3)
+    room = message.empty_values(3)
     for array in room.values():
         array.view(np.uint8)[:] = 171
     row = {name: array[1] for name, array in room.items()}
@@ -189,9 +189,9 @@ def test_room_to_write_to_of_another_size(field: Field) -> None:
     ids=["longer", "wider", "gaps", "read-only"],
 )
 def test_room_that_does_not_fit(room: np.ndarray) -> None:
-    with pytest.raises(ValueError, match=r"room for field 'x': got float.*, expected float32 \[3\], contiguous"):
+    with pytest.raises(ValueError, match=r"array for field 'x': got float.*, expected float32 \[3\], contiguous"):
         decoded(bytes(12), Floats("x", 3), into={"x": room})
-    with pytest.raises(ValueError, match=r"room for field 'x': got .*, expected uint8 \[2\], contiguous"):
+    with pytest.raises(ValueError, match=r"array for field 'x': got .*, expected uint8 \[2\], contiguous"):
         decoded(bytes(1), Symbols("x", (2,), 3), into={"x": room})
 
 
