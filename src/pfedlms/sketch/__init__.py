@@ -218,7 +218,7 @@ class Sketch:
         result: Tensor = _implementation(sketched).adjoint(self, sketched, scaled=False)
         return result
 
-    def spread_whole(self, sums: NDArray[np.float64]) -> Tensor:
+    def spread_integers(self, sums: NDArray[np.float64]) -> Tensor:
         """`spread` of whole numbers, `[Σ m]` → `[dim]` in float64 on the sketch's device; exact where m max |sums| ≤
         2^53.
 

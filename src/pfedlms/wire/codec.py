@@ -48,9 +48,10 @@ def pack(symbols: Bytes | torch.Tensor, levels: int) -> bytes:
     >>> pack(np.array([1, 2, 0, 2], np.uint8), levels=3).hex()  # 1 + 2*3 + 0*9 + 2*27 = 61
     '3d'
     """
-    array = symbols.detach().cpu().numpy() if isinstance(symbols, torch.Tensor) else np.asarray(symbols)
-    if array.dtype != np.uint8 or array.ndim != 1:
-        raise ValueError(f"symbols: got {array.dtype} of shape {list(array.shape)}, expected uint8 of shape [count]")
+    values = symbols if isinstance(symbols, torch.Tensor) else np.asarray(symbols)
+    if values.dtype not in (torch.uint8, np.uint8) or values.ndim != 1:
+        raise ValueError(f"symbols: got {values.dtype} of shape {list(values.shape)}, expected uint8 of shape [count]")
+    array = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values
     field = Symbols("symbols", (array.size,), levels)
     out = np.empty(field.max_bytes, np.uint8)
     field.write({"symbols": array}, out.data)

@@ -104,8 +104,8 @@ def frame_rows(
     """Encode every row of `values: [senders, …]` as a frame, a row of `out`, uint8 `[senders, HEADER_BYTES +
     message.rows_size(values)]`; for a message that `supports_rows`."""
     message.write_rows(values, out[:, HEADER_BYTES:])
-    _write_headers(out, _common_header(message, round, out.shape[1] - HEADER_BYTES, digest), senders, samples)
-    out[:, _CHECKSUM] = _column(_checksums(out))
+    out[:, : _HEADER.size] = _headers(message, round, out.shape[1] - HEADER_BYTES, digest, senders, samples)
+    out[:, _CHECKSUM] = np.array(_checksums(out), dtype="<u4")[:, None].view(np.uint8)
 
 
 def frame_on_gpu(
@@ -121,32 +121,24 @@ def frame_on_gpu(
     message of `only_floats`."""
     from pfedlms.wire import gpu
 
-    headers = np.empty((len(senders), HEADER_BYTES), np.uint8)
-    _write_headers(headers, _common_header(message, round, message.max_bytes, digest), senders, samples)
+    headers = np.zeros((len(senders), HEADER_BYTES), np.uint8)
+    headers[:, : _HEADER.size] = _headers(message, round, message.max_bytes, digest, senders, samples)
     return gpu.framed(headers, [values[part.name] for part in message.fields])
 
 
-def _write_headers(out: Array, common: Array, senders: Sequence[int], samples: Sequence[int]) -> None:
-    """Write the headers without their checksums."""
-    out[:, : _HEADER.size] = common
-    out[:, _SENDER], out[:, _SAMPLES] = _column(senders), _column(samples)
-
-
-def _column(numbers: Sequence[int]) -> Array:
-    """Numbers as 4 bytes each, one number in a row."""
-    return np.array(numbers, dtype="<u4")[:, None].view(np.uint8)
+def _headers(
+    message: Message, round: int, length: int, digest: bytes, senders: Sequence[int], samples: Sequence[int]
+) -> Array:
+    """The headers of frames with payloads of `length` bytes, without their checksums: uint8 `[senders, 36]`."""
+    fixed = MAGIC, VERSION, message.kind, 0, round
+    headers = [_HEADER.pack(*fixed, *client, length, digest) for client in zip(senders, samples, strict=True)]
+    return np.frombuffer(b"".join(headers), np.uint8).reshape(-1, _HEADER.size)
 
 
 def _numbers(frames: Array, place: slice) -> list[int]:
     """The number at the same 4 bytes of every frame."""
     numbers: list[int] = np.ascontiguousarray(frames[:, place]).view("<u4")[:, 0].tolist()
     return numbers
-
-
-def _common_header(message: Message, round: int, length: int, digest: bytes) -> Array:
-    """A header with what all clients' headers have in common; its sender and samples are zero."""
-    header = _HEADER.pack(MAGIC, VERSION, message.kind, 0, round, 0, 0, length, digest)
-    return np.frombuffer(header, np.uint8)
 
 
 def _checksums(frames: Array) -> list[int]:
@@ -227,11 +219,10 @@ class Intake:
         length = size - HEADER_BYTES
         if not 0 <= length <= self._message.max_bytes:
             return [], []
-        expected = _common_header(self._message, self._round, length, self._digest)
-        for same in (slice(0, 12), slice(20, 36)):
-            if (headers[:, same] != expected[same]).any():
-                return [], []
         senders, samples = _numbers(headers, _SENDER), _numbers(headers, _SAMPLES)
+        expected = _headers(self._message, self._round, length, self._digest, senders, samples)
+        if not np.array_equal(headers[:, : _HEADER.size], expected):
+            return [], []
         distinct = set(senders)
         expected_senders = all(sender in self._senders for sender in distinct) and not distinct & self._seen
         once = len(distinct) == len(senders)
