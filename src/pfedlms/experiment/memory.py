@@ -22,7 +22,7 @@ from pfedlms.data import FederatedData
 from pfedlms.engine import Federation
 from pfedlms.methods.contract import Method
 from pfedlms.models import CohortModel
-from pfedlms.step import kept_numbers
+from pfedlms.step import optimizer_size
 from pfedlms.train_settings import TrainSettings
 
 _SHARE = 0.6  # of the free memory; the rest is for evaluation, messages and what allocators waste
@@ -81,7 +81,7 @@ def fitting_cohort(model: CohortModel, data: FederatedData, batch_size: int, par
 
 def needed_bytes(federation: Federation, train: TrainSettings) -> tuple[int, int]:
     """Bytes that all clients keep once each has taken part, and those that the largest cohort works with."""
-    of_optimizer = kept_numbers(federation.model.layout.dim, train.optimizer, train.momentum)
+    of_optimizer = optimizer_size(federation.model.layout.dim, train.optimizer, train.momentum)
     here, absent = kept_bytes(federation.method, federation.model, of_optimizer)
     working = working_bytes(federation.model, federation.data, train.batch_size)
     participants = federation.participation.count

@@ -25,7 +25,7 @@ from pfedlms.experiment.problem import Problem, as_the_model_takes_them, checked
 from pfedlms.experiment.rules import constants, warn, without_effect, without_effect_on
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel
-from pfedlms.models.intake import taken
+from pfedlms.models.intake import trainable_module
 from pfedlms.settings import CUSTOM
 
 NAMED = Problem()
@@ -87,7 +87,9 @@ def ingredients(config: Config, data: Callable[[], FederatedData], problem: Prob
     with as_configured(config):
         held = data()
         try:
-            module = taken(problem.module(config, held), some_samples(held), rng.stream(config.run.seed, "initial"))
+            module = trainable_module(
+                problem.module(config, held), some_samples(held), rng.stream(config.run.seed, "initial")
+            )
             cohort_model = CohortModel(module, device, config.model.precision == "bf16")
         except PfedlmsError:
             raise
