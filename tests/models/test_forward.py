@@ -21,7 +21,7 @@ from pfedlms.errors import UsageError
 from pfedlms.models import CohortModel, build, forward
 from pfedlms.models.chain import Chain
 from pfedlms.models.one_by_one import OneByOne
-from pfedlms.models.runner import Runner, Single
+from pfedlms.models.runner import FunctionalModule, Runner
 from pfedlms.models.stacked import Stacked
 
 GPU = torch.device("cuda")
@@ -79,9 +79,9 @@ class Tied(nn.Module):
 
 FACTORIES = [dnn, convolutional, partly_frozen, with_batch_norm, Tied]
 BY: dict[str, Callable[[CohortModel], Runner | None]] = {
-    "one by one": lambda model: OneByOne(model._single, CPU, normal(BATCH, 3, 2, 2)),
-    "stacked": lambda model: Stacked(model._single, folds=False),
-    "stacked as on a GPU": lambda model: Stacked(model._single, folds=True),
+    "one by one": lambda model: OneByOne(model._functional, CPU, normal(BATCH, 3, 2, 2)),
+    "stacked": lambda model: Stacked(model._functional, gpu_rules=False),
+    "stacked as on a GPU": lambda model: Stacked(model._functional, gpu_rules=True),
     "as chosen": lambda model: model._runner,
 }
 
@@ -303,7 +303,7 @@ CHOICES: list[tuple[Factory, type[Runner], type[Runner]]] = [
 @pytest.mark.parametrize(("factory", "cpu", "gpu"), CHOICES)
 def test_each_module_gets_its_runner(factory: Factory, cpu: type[Runner], gpu: type[Runner]) -> None:
     """A trial needs no GPU, so neither does the choice for one."""
-    single, sample = Single(factory()), torch.ones(5, 3, 2, 2)
+    single, sample = FunctionalModule(factory()), torch.ones(5, 3, 2, 2)
     params = {name: value for name, value in single.module.named_parameters() if value.requires_grad}
     for device, expected in ((CPU, cpu), (GPU, gpu)):
         assert type(forward.choose(single, device, params, sample)) is expected

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pfedlms.models import norm_gpu
 from pfedlms.models.norm_gpu import groups_fit as groups_fit
-from pfedlms.models.pool_cpu import halves
+from pfedlms.models.pool_cpu import is_2x2_max_pool
 from pfedlms.models.products_gpu import (
     ROWS_OF_A_TILE,
     Shape,
@@ -240,14 +240,14 @@ def _block_at(layers: Sequence[nn.Module], at: int) -> Block | None:
     assert isinstance(conv, nn.Conv2d)
     if conv.bias is not None or conv.stride != (1, 1) or not norm.affine or norm.momentum is None:
         return None
-    return Block(conv, norm, pool=bool(rest) and halves(rest[0]))
+    return Block(conv, norm, pool=bool(rest) and is_2x2_max_pool(rest[0]))
 
 
 def _is_changed(layer: nn.Module) -> bool:
     return "forward" in vars(layer) or hooks_forward(layer)
 
 
-def fit(blocks: Sequence[Block], height: int, width: int) -> bool:
+def images_fit(blocks: Sequence[Block], height: int, width: int) -> bool:
     """Whether images of this size can be halved where the blocks pool them."""
     for block in blocks:
         convolution = block.convolution

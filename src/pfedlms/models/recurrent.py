@@ -1,12 +1,12 @@
 """Recurrent layers of many models at once: all clients take each step in time together.
 
-The products with the inputs of all times are one batched product, and so are the gradients of the weights; a step has
-one product with the states and the arithmetic of its cell.
+One batched product multiplies the inputs of all times, and another gives the gradients of the weights. A step in time
+has one product with the states, and the arithmetic of its cell.
 
     GRU    r, z = σ(x + h)     n = tanh(xₙ + r hₙ)     h' = n + z (h − n)
     LSTM   i, f, o = σ(x + h)  g = tanh(x + h)         c' = f c + i g        h' = o tanh(c')
 
-where x and h are the parts of W x + b and U h + d that belong to a gate.
+where x and h stand for the parts of W x + b and U h + d that belong to a gate.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PARTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")  # of each layer, as th
 
 
 def _gru(inner: Tensor, outer: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """h' and what its gradient needs, from gates `[clients, batch, 3 · hidden]`."""
+    """h' and what the backward pass needs, from gates `[clients, batch, 3 · hidden]`."""
     if inner.is_cuda:
         new, kept = torch.ops.aten._thnn_fused_gru_cell(inner.flatten(0, 1), outer.flatten(0, 1), state.flatten(0, 1))
         return new.view_as(state), kept
@@ -35,10 +35,10 @@ def _gru(inner: Tensor, outer: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _gru_back(slope: Tensor, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the gates from the inputs, of those from the state, and of the state itself."""
+    """Gradients of the gates from the inputs, of the gates from the state, and of the state itself."""
     if slope.is_cuda:
-        found = torch.ops.aten._thnn_fused_gru_cell_backward(slope.flatten(0, 1), kept, False)
-        of_inner, of_outer, of_state = (each.unflatten(0, slope.shape[:2]) for each in found[:3])
+        gradients = torch.ops.aten._thnn_fused_gru_cell_backward(slope.flatten(0, 1), kept, False)
+        of_inner, of_outer, of_state = (gradient.unflatten(0, slope.shape[:2]) for gradient in gradients[:3])
         return of_inner, of_outer, of_state
     r, z, n, last, apart = kept.chunk(5, dim=-1)
     of_state = slope * z
@@ -50,7 +50,7 @@ def _gru_back(slope: Tensor, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _lstm(inner: Tensor, outer: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """h', c' and what their gradients need."""
+    """h', c' and what the backward pass needs."""
     if inner.is_cuda:
         flat = (each.flatten(0, 1) for each in (inner, outer, cell))
         new, moved, kept = torch.ops.aten._thnn_fused_lstm_cell(*flat)
@@ -76,9 +76,9 @@ def _lstm_back(slope: Tensor, of_moved: Tensor, cell: Tensor, moved: Tensor, kep
 
 
 class StackedRecurrence(torch.autograd.Function):
-    """States `[clients, batch, length, hidden]` and the last cell (of an LSTM; otherwise the last state) from `inner:
-    [clients, batch, length, gates]`, the first state and cell `[clients, batch, hidden]`, `weight: [clients, gates,
-    hidden]` and `bias: [clients, gates]` or None."""
+    """All states `[clients, batch, length, hidden]`, and the last cell of an LSTM or the last state of a GRU.
+    Arguments: `inner: [clients, batch, length, gates]`, the first state and cell `[clients, batch, hidden]`, `weight:
+    [clients, gates, hidden]`, and `bias: [clients, gates]` or None."""
 
     @staticmethod
     def forward(
@@ -86,12 +86,12 @@ class StackedRecurrence(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         turned, shift = weight.mT, None if bias is None else bias.unsqueeze(1)
         states, cells, kept = [state], [cell], []
-        for each in inner.unbind(2):
+        for gates in inner.unbind(2):
             outer = torch.bmm(state, turned) if shift is None else torch.baddbmm(shift, state, turned)
             if cell is None:
-                state, seen = _gru(each, outer, state)
+                state, seen = _gru(gates, outer, state)
             else:
-                state, cell, seen = _lstm(each, outer, cell)
+                state, cell, seen = _lstm(gates, outer, cell)
                 cells.append(cell)
             states.append(state)
             kept.append(seen)
@@ -124,8 +124,8 @@ class StackedRecurrence(torch.autograd.Function):
         return torch.stack(of_inner[::-1], dim=2), of_state, of_cell if cells else None, of_weight, of_bias
 
 
-def stacks(layer: nn.Module) -> bool:
-    """Whether a layer is one that `stacked_recurrent` computes."""
+def is_stackable(layer: nn.Module) -> bool:
+    """Whether `stacked_recurrent` can compute a layer."""
     return type(layer) in (nn.GRU, nn.LSTM) and not layer.bidirectional and not layer.proj_size and not layer.dropout
 
 
@@ -133,7 +133,7 @@ def stacked_recurrent(
     layer: nn.GRU | nn.LSTM, x: Tensor, first: Tensor | None, cell: Tensor | None, *weights: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs of the last layer `[clients, batch, length, hidden]`, and the last states and cells of all layers,
-    `[clients, layers, batch, hidden]`; `weights` has four for each layer, in the order of the module."""
+    `[clients, layers, batch, hidden]`. `weights` has four tensors for each layer, in the order of `PARTS`."""
     gated, (clients, batch) = isinstance(layer, nn.LSTM), x.shape[:2]
     size = (clients, layer.num_layers, batch, layer.hidden_size)
     assert weights[0] is not None
@@ -144,10 +144,10 @@ def stacked_recurrent(
         assert of_input is not None
         inner = stacked_linear(x, of_input, shift, None, None)
         begin = (zero if cell is None else cell)[:, number] if gated else None
-        # Under autocast only the products with the inputs are short: a state is the sum of many steps.
+        # Under autocast only the products with the inputs are in bfloat16, because a state is the sum of many steps.
         with torch.autocast(x.device.type, enabled=False):
-            given = inner.to(zero.dtype), zero[:, number], begin, of_state, bias
-            x, last = StackedRecurrence.apply(*given)  # type: ignore[no-untyped-call]
+            tensors = inner.to(zero.dtype), zero[:, number], begin, of_state, bias
+            x, last = StackedRecurrence.apply(*tensors)  # type: ignore[no-untyped-call]
         states.append(x[:, :, -1])
         cells.append(last)
     return x, torch.stack(states, dim=1), torch.stack(cells, dim=1)
