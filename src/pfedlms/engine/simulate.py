@@ -155,7 +155,7 @@ class InProcess:
                     shared |= self.client.measure_shared(cohort)
         with self._watch.stage("local steps"):
             launched = [self.client.launch(cohort, order.number) for cohort in cohorts]
-        after = [cohort.at_rest() for cohort, _ in launched]
+        after = [cohort.without_round_values() for cohort, _ in launched]
         self._send_ahead(after, order.number)
         with self._watch.stage("local steps"):
             for cohort, losses in launched:

@@ -20,7 +20,7 @@ from pfedlms.experiment.runs import Run, begin, load_run
 from pfedlms.experiment.schema import COMPARED
 from pfedlms.experiment.store import manifest_of
 from pfedlms.experiment.studies import Study, load_study, refuse_study, same_run
-from pfedlms.step.own import Metric, PerSample
+from pfedlms.step.custom import Metric, PerSample
 
 __all__ = [
     "Run", "Study", "bits_table", "compare", "export", "load", "method_of", "prepare", "resume", "resume_study", "run",

@@ -22,7 +22,7 @@ from pfedlms.models import CohortModel, build
 from pfedlms.models.intake import check_batch_of_one, copy_module, outputs_of
 from pfedlms.models.zoo import seeded
 from pfedlms.settings import CUSTOM
-from pfedlms.step.own import Metric, PerSample, over_clients
+from pfedlms.step.custom import Metric, PerSample, check_function
 
 if TYPE_CHECKING:
     from pfedlms.experiment.config import Config, Tables
@@ -132,7 +132,7 @@ class Problem:
         axes = data.y.ndim + 1
         classifies = data.classes > 0 and outputs.ndim == axes and outputs.shape[-1] >= data.classes
         made = {
-            name: None if function is None else over_clients(name, function, outputs.clone(), targets)
+            name: None if function is None else check_function(name, function, outputs.clone(), targets)
             for name, function in (("loss", self.loss), ("metric", self.metric))
         }
         return Criterion(made["loss"], made["metric"], classifies, data.positions)
