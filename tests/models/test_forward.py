@@ -299,7 +299,7 @@ CHOICES: list[tuple[Factory, type[Runner], type[Runner]]] = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:model. clients are trained one after another")
+@pytest.mark.filterwarnings("ignore:model. clients are trained one after another")
 @pytest.mark.parametrize(("factory", "cpu", "gpu"), CHOICES)
 def test_each_module_gets_its_runner(factory: Factory, cpu: type[Runner], gpu: type[Runner]) -> None:
     """A trial needs no GPU, so neither does the choice for one."""

@@ -266,5 +266,5 @@ def test_each_kernel_is_compiled_once() -> None:
                 part = memoryview(payload)[at : at + message.max_bytes]
                 message.write({"x": values}, part)
                 message.read(part.toreadonly(), {"x": message.empty_values(2)["x"][1]})
-    for kernel in (kernels.pack_rows, kernels.unpack_rows, kernels.copy_finite):
+    for kernel in (kernels.pack_rows, kernels.unpack_rows, kernels.check_finite):
         assert len(kernel.signatures) == 1

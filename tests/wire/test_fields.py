@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pfedlms.errors import DecodeError, OversizedError, TruncatedError
 from pfedlms.wire import Bits, Floats, Mask, MaskedBytes, MaskedRows, Message, Positions, Scalar, Signs, Symbols
 from pfedlms.wire.fields import Field
-from pfedlms.wire.kernels import copy_finite
+from pfedlms.wire.kernels import check_finite
 
 quick = settings(deadline=None, max_examples=60)  # the first example may compile
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -122,16 +122,16 @@ def test_examples_are_valid_and_of_the_largest_size(field: Field) -> None:
     np.testing.assert_array_equal(decoded(payload, field), example["x"])
 
 
-@pytest.mark.parametrize("count", [50, 70])  # a kernel copies more than 64
+@pytest.mark.parametrize("count", [50, 70])  # a kernel checks more than 64
 @pytest.mark.parametrize("offset", range(4))
 def test_floats_at_any_byte(offset: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a mask of one byte floats are not aligned, whatever buffer they come in; a kernel is given aligned ones."""
 
-    def aligned(first: int, last: int, source: np.ndarray, *others: Any) -> None:
-        assert source.flags.aligned
-        copy_finite(first, last, source, *others)
+    def aligned(first: int, last: int, numbers: np.ndarray, *others: Any) -> None:
+        assert numbers.flags.aligned
+        check_finite(first, last, numbers, *others)
 
-    monkeypatch.setattr("pfedlms.wire.fields.copy_finite", aligned)
+    monkeypatch.setattr("pfedlms.wire.fields.check_finite", aligned)
     fields = (Mask("mask", 3), Floats("x", count))
     values = {"mask": np.ones(3, bool), "x": np.random.default_rng(1).normal(size=count).astype(np.float32)}
     payload = bytearray(offset + 1 + 4 * count)

@@ -45,10 +45,10 @@ class Sketches:
     @staticmethod
     def of_whole_model(task: Task, ratio: float) -> Sketches:
         """One sketch for the whole run, of the model as one vector of n entries, with max(1, ⌊ratio · n⌋) rows."""
-        whole = task.layout.whole()
+        layout = task.layout.as_one_layer()
         rows = max(1, floor(ratio * task.layout.dim))
         # rows / N is exact in floating point, because N is a power of two: so the sketch has exactly this many rows.
-        return Sketches(whole, rows / whole.layers[0].pad, task.seed, refresh=0)
+        return Sketches(layout, rows / layout.layers[0].pad, task.seed, refresh=0)
 
 
 Statistics = list[tuple[int, int, NDArray[np.float32], NDArray[np.float32]]]

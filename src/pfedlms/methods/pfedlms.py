@@ -73,7 +73,7 @@ class PFedLMS(Method):
 
     def __init__(self, task: Task, settings: PFedLMSSettings) -> None:
         super().__init__(task, settings)
-        layout = task.layout if settings.layerwise else task.layout.whole()
+        layout = task.layout if settings.layerwise else task.layout.as_one_layer()
         self._sketches = Sketches(layout, settings.ratio, task.seed, settings.refresh)
         count, by_quantile = settings.thresholds, settings.spacing == "quantile"
         quantiles = normal_quantiles(count) if by_quantile else lloyd_max(count + 1)[1]

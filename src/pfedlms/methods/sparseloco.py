@@ -51,7 +51,7 @@ class Chunks(Compressor):
             parts = [(*chunk, max(1, int(density * chunk[2]))) for chunk in chunks if chunk[1] and chunk[2]]
             self._parts += parts
             kept.append(sum(count * k for _, count, _, k in parts))
-        self.kept = tuple(kept)
+        self._kept = kept
         """Entries kept of every layer."""
         levels, codes = Floats("levels", _LEVELS * len(kept)), Symbols("codes", (sum(kept),), _LEVELS)
         super().__init__(sum(kept), task.layout.dim, levels, codes)
@@ -67,7 +67,7 @@ class Chunks(Compressor):
 
     def compress(self, x: Tensor) -> Tensors:
         positions = self.positions(x)
-        layers = torch.split(x.gather(1, positions).double(), list(self.kept), dim=1)
+        layers = torch.split(x.gather(1, positions).double(), self._kept, dim=1)
         codes, levels = [], []
         for entries in layers:
             m = entries.abs().mean(dim=1, keepdim=True)
@@ -79,7 +79,7 @@ class Chunks(Compressor):
         return {"levels": torch.cat(levels, dim=1), "codes": torch.cat(codes, dim=1), "positions": positions}
 
     def values(self, sent: Tensors) -> Tensor:
-        layer = torch.repeat_interleave(torch.tensor(self.kept)).to(sent["codes"].device)
+        layer = torch.repeat_interleave(torch.tensor(self._kept)).to(sent["codes"].device)
         return sent["levels"].gather(-1, _LEVELS * layer + sent["codes"].long())
 
 

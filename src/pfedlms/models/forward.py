@@ -95,11 +95,11 @@ class CohortModel:
         with nullcontext() if short else long_operators():
             return runner.run_all(len(x), partial(run_rows, runner))
 
-    def cohort(self, ids: tuple[int, ...], samples: tuple[int, ...], kept: int = 0) -> Cohort:
-        """Clients that all start from the initial weights w⁰, with `kept` numbers each for their optimizer."""
+    def cohort(self, ids: tuple[int, ...], samples: tuple[int, ...], optimizer_size: int = 0) -> Cohort:
+        """Clients that start from the initial weights w⁰, each with `optimizer_size` zeros as its optimizer state."""
         clients = len(ids)
         params = self.initial.expand(clients, -1).clone()
-        momentum = params.new_zeros(clients, kept)
+        momentum = params.new_zeros(clients, optimizer_size)
         buffers = {name: value.expand(clients, *value.shape).clone() for name, value in self.initial_buffers.items()}
         return Cohort(ids, samples, params, momentum, buffers)
 

@@ -93,7 +93,7 @@ class Layout:
     def dim(self) -> int:
         return sum(layer.size for layer in self.layers)
 
-    def whole(self) -> Layout:
+    def as_one_layer(self) -> Layout:
         """The same vector as one layer, for sketches that are not layer by layer."""
         return Layout(self.parameters, (Layer("model", 0, self.dim),))
 
@@ -108,8 +108,8 @@ class Layout:
                 f"allocation: got {allocation!r}, expected 0 to {MOST_ALLOCATION}; 1 is the same ratio for every layer"
             )
         total, powers = sum(layer.pad for layer in self.layers), [layer.pad**allocation for layer in self.layers]
-        *_, whole = accumulate(powers)  # not `sum`, which rounds floats in another way from Python 3.12 on
-        share = [ratio * total * power / whole for power in powers]
+        *_, sum_of_powers = accumulate(powers)  # not `sum`, which rounds floats in another way from Python 3.12 on
+        share = [ratio * total * power / sum_of_powers for power in powers]
         return tuple(min(layer.pad, max(1, floor(m))) for layer, m in zip(self.layers, share, strict=True))
 
 

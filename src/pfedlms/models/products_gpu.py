@@ -2,7 +2,7 @@
 
 Libraries run a grouped convolution group by group, so 20 clients are 20 small kernels one after another. Here a program
 computes a tile of one client's outputs. Images are matrices `[rows, clients · channels]`, a row for each image, line
-and column; stride and dilation are one. r runs over taps and channels, channels fastest.
+and column; dilation is one. r runs over taps and channels, channels fastest.
 
     out[k, m, o] = Σ_r x[k, m + tap(r), c(r)] w[k, o, r]
     dx             the same with dy for x and the weights turned round: `[C, taps, O]`

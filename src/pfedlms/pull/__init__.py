@@ -124,25 +124,22 @@ class Pull:
     def gradient(self, params: Values) -> Values:
         """λ Φᵀ ∇_y R̃_ρ(Φθ): `[clients, dim]` → `[clients, dim]`, or `[dim]` → `[dim]`. CPU kernels give the bits of the
         definition. Autograd cannot differentiate this gradient again."""
-        rows = self.sketch.check("params", params, self.sketch.dim)
-        if rows.requires_grad and torch.is_grad_enabled() and backend_of(rows) != "plain":
+        theta = self.sketch.check("params", params, self.sketch.dim)
+        where = backend_of(theta)
+        if theta.requires_grad and torch.is_grad_enabled() and where != "plain":
             raise ValueError(
                 "gradient: got params that require grad, expected them outside autograd; pass params.detach(), or call "
                 "it under torch.no_grad()"
             )
-        return in_kind(params, self._gradient(rows))
-
-    def _gradient(self, params: Tensor) -> Tensor:
-        where = backend_of(params)
         if where == "cpu":
-            return cpu.gradient(self, params)
+            return in_kind(params, cpu.gradient(self, theta))
         if where == "gpu":
             from pfedlms.pull import gpu
 
-            return gpu.gradient(self, params)
-        tau, widths = self.thresholds.to(params.dtype), self.widths.to(params.dtype)
-        slope = penalty_slope(self.sketch.forward(params), tau, widths, self.consensus, self.sketch.layers)
-        return self.sketch.adjoint(slope * self.strength)
+            return in_kind(params, gpu.gradient(self, theta))
+        tau, widths = self.thresholds.to(theta.dtype), self.widths.to(theta.dtype)
+        slope = penalty_slope(self.sketch.forward(theta), tau, widths, self.consensus, self.sketch.layers)
+        return in_kind(params, self.sketch.adjoint(slope * self.strength))
 
     @cached_property
     def widths(self) -> Tensor:

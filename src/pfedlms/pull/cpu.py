@@ -45,11 +45,11 @@ def _pull(
     for task in range(first, last):
         client, layer = task // len(table), task % len(table)
         begin, end, pad, start, stop = table[layer]
-        work, kept, scale = workspace[:pad], np.empty(stop - start, theta.dtype), scales[layer]
+        work, y, scale = workspace[:pad], np.empty(stop - start, theta.dtype), scales[layer]
         enter(theta[client][begin:end], signs[begin:end], work)
         fwht_row(work)
-        gather(work, rows[start:stop], scale, kept)
-        slope = _slope(kept, consensus[start:stop], thresholds[layer], widths[layer])
+        gather(work, rows[start:stop], scale, y)
+        slope = _slope(y, consensus[start:stop], thresholds[layer], widths[layer])
         scatter(slope, rows[start:stop], strength, work)
         fwht_row(work)
         leave(work, signs[begin:end], scale, out[client][begin:end])

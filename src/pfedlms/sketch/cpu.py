@@ -94,12 +94,12 @@ def _split(
     for task in range(first, last):
         client, layer = task // len(table), task % len(table)
         begin, end, pad, start, stop = table[layer]
-        x, kept = unsent[client][begin:end], sketched[client][start:stop]
+        x, y = unsent[client][begin:end], sketched[client][start:stop]
         _add_residual(theta[client][begin:end], model[client][begin:end], residual[client][begin:end], x)
         enter(x, signs[begin:end], work[:pad])
         fwht_row(work[:pad])
-        gather(work, rows[start:stop], scales[layer], kept)
-        scatter(kept, rows[start:stop], theta.dtype.type(1), work[:pad])
+        gather(work, rows[start:stop], scales[layer], y)
+        scatter(y, rows[start:stop], theta.dtype.type(1), work[:pad])
         fwht_row(work[:pad])
         _subtract(work, signs[begin:end], scales[layer], shares[layer], x)
 

@@ -117,15 +117,15 @@ def _clip(first: int, last: int, gradient: Array, extra: Array, has_extra: bool,
 @compiled()
 def _squared(values: Array) -> float:
     """Σ x² in float64, in an order that depends on the length alone."""
-    sums, whole = np.zeros(_LANES), len(values) - len(values) % _LANES
-    for start in range(0, whole, _LANES):
+    sums, end = np.zeros(_LANES), len(values) - len(values) % _LANES
+    for start in range(0, end, _LANES):
         for lane in range(_LANES):
             x = float(values[start + lane])
             sums[lane] += x * x
     total = 0.0
     for lane in range(_LANES):
         total += sums[lane]
-    for i in range(whole, len(values)):
+    for i in range(end, len(values)):
         x = float(values[i])
         total += x * x
     return total

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import isfinite, prod
+from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 
 from pfedlms.backend import share
 from pfedlms.errors import DecodeError, OversizedError, TruncatedError
-from pfedlms.wire.kernels import check_finite, copy_finite
+from pfedlms.wire.kernels import check_finite
 
 Array = NDArray[Any]
 Values = Mapping[str, Array]
 
-_FEW = 64  # for so many numbers a check in Python is faster than the call of a kernel
+_FEW = 64  # for so many numbers a check in NumPy is faster than the call of a kernel
 
 
 class Field(ABC):
@@ -117,8 +117,7 @@ class RowField(Field):
 
 @dataclass(frozen=True)
 class Floats(RowField):
-    """A float32 vector of finite numbers, none below `minimum`. Value: float32 `[count]`. Several threads copy a long
-    one."""
+    """A float32 vector of finite numbers, none below `minimum`. Value: float32 `[count]`."""
 
     name: str
     count: int
@@ -131,9 +130,6 @@ class Floats(RowField):
         target, value = np.frombuffer(out, dtype="<f4"), self.check_value(values)
         share(lambda first, last: np.copyto(target[first:last], value[first:last]), self.count, 1)
 
-    def read(self, data: memoryview, known: Values, out: Array) -> None:
-        _read_floats(self.name, data, out, self.minimum)
-
     def write_rows(self, values: Values, out: Array) -> None:
         rows = self.check_value(values, len(out)).astype("<f4", copy=False).view(np.uint8)
         share(lambda first, last: np.copyto(out[first:last], rows[first:last]), len(out), self.count)
@@ -144,14 +140,19 @@ class Floats(RowField):
         rows = (data if aligned else data.copy()).view("<f4")
         if self.count <= _FEW:
             return rows if bool((np.isfinite(rows) & (rows >= np.float32(self.minimum))).all()) else None
-        refused = np.zeros(1, np.uint8)
-
-        def check(first: int, last: int) -> None:
-            for row in rows[first:last]:
-                check_finite(row, self.minimum, refused)
-
-        share(check, len(rows), self.count)
+        refused, minimum, read_only = np.zeros(1, np.uint8), float(self.minimum), rows.view()
+        read_only.flags.writeable = False  # numba compiles a kernel for read-only inputs and again for others
+        for row in read_only:
+            share(check_finite, self.count, 1, row, minimum, refused)
         return None if refused[0] else rows
+
+    def refusal(self, row: Array) -> str:
+        numbers = row.view("<f4")
+        at = int(np.argmin(np.isfinite(numbers) & (numbers >= np.float32(self.minimum))))
+        return (
+            f"field {self.name!r}: got {numbers[at]} at position {at}, expected a finite number of at least "
+            f"{self.minimum}"
+        )
 
 
 def Scalar(name: str, minimum: float = -np.inf) -> Floats:
@@ -181,7 +182,7 @@ class MaskedRows(Field):
 
     def read(self, data: memoryview, known: Values, out: Array) -> None:
         rows = np.empty(len(data) // 4, dtype=np.float32)
-        _read_floats(self.name, data, rows)
+        Floats(self.name, len(rows)).read(data, known, rows)
         out[:] = 0
         out[known[self.mask]] = rows.reshape(-1, self.width)
 
@@ -211,26 +212,6 @@ class MaskedBytes(RowField):
 
     def read_rows(self, data: Array, out: Array | None = None) -> Array | None:
         return data if data.shape[1] else np.zeros((len(data), self.count), np.uint8)
-
-
-def _read_floats(name: str, data: memoryview, out: Array, minimum: float = -np.inf) -> None:
-    """Copy float32 numbers from `data` into `out`; raise DecodeError if one is not finite or below the minimum."""
-    source = np.frombuffer(data, dtype="<f4")
-    if len(out) <= _FEW:
-        out[:] = source
-        numbers, least = out.tolist(), float(np.float32(minimum))
-        fine = all(map(isfinite, numbers)) and min(numbers, default=least) >= least
-    else:
-        if not source.flags.aligned:
-            source = np.frombuffer(bytes(data), dtype="<f4")
-        refused = np.zeros(1, np.uint8)
-        share(copy_finite, len(out), 1, source, out, float(minimum), refused)
-        fine = not refused[0]
-    if not fine:
-        at = int(np.argmin(np.isfinite(out) & (out >= minimum)))
-        raise DecodeError(
-            f"field {name!r}: got {out[at]} at position {at}, expected a finite number of at least {minimum}"
-        )
 
 
 @dataclass(frozen=True)

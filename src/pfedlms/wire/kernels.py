@@ -1,5 +1,4 @@
-"""Compiled loops that encode and decode messages: symbols as blocks of bits, gaps between positions, and floats, which
-are checked while they are copied.
+"""Compiled loops that encode, decode and check messages: symbols as blocks of bits, gaps between positions, floats.
 
 Kernels run on one thread, without the interpreter lock. Integers are uint64: numba makes a float of a uint64 and an
 int64, and lets a signed index count from the end. Symbols and bits are read and written 8 bytes at a time. The next
@@ -255,23 +254,10 @@ def gaps_end(data: Bytes, count: u64, width: u64) -> u64:
 
 
 @compiled()
-def check_finite(numbers: Floats32, minimum: float, refused: Bytes) -> None:
-    """Set `refused: [1]` if a number is not finite or below `minimum`."""
-    good, least = True, np.float32(minimum)
-    for at in range(len(numbers)):
-        good &= (abs(numbers[at]) < np.inf) & (numbers[at] >= least)
-    if not good:
-        refused[0] = 1
-
-
-@compiled()
-def copy_finite(first: int, last: int, source: Floats32, out: Floats32, minimum: float, refused: Bytes) -> None:
-    """Copy numbers, and set `refused: [1]` if one of them is not finite or below `minimum`."""
-    good, least = True, np.float32(minimum)
-    numbers, places = source[first:last], out[first:last]
-    for at in range(len(numbers)):
-        value = numbers[at]
-        places[at] = value
-        good &= (abs(value) < np.inf) & (value >= least)
+def check_finite(first: int, last: int, numbers: Floats32, minimum: float, refused: Bytes) -> None:
+    """Set `refused: [1]` if a number from `first` to `last` − 1 is not finite or below `minimum`."""
+    good, least, part = True, np.float32(minimum), numbers[first:last]
+    for at in range(len(part)):
+        good &= (abs(part[at]) < np.inf) & (part[at] >= least)
     if not good:
         refused[0] = 1
