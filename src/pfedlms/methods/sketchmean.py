@@ -13,7 +13,7 @@ New are the combination and its measurements (docs/results.md). Its parts come f
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import pi, sqrt
 
 import numpy as np
@@ -63,7 +63,7 @@ class Votes:
 
     signs: SignVote
     above: NDArray[np.int64]
-    weight: int = field(default=0)
+    weight: int = 0
 
 
 class MeanOfSigns(SketchedUpdates[Votes]):
