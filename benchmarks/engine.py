@@ -1,7 +1,7 @@
 """Time of a local step and of a round: stacked engine, reference engine, and a plain loop of `nn.Module`s, in one run;
 every stage of a round; and how far a step is from what the machine could do.
 
-    python benchmarks/engine.py --model dnn|vgg8|vgg11 [--device auto] [--fast] [--precision bf16] [--json out.json]
+    python benchmarks/engine.py --model dnn|vgg8|vgg11 [--device auto] [--precision bf16] [--json out.json]
 
 Data are random: nothing here depends on what is learnt. Times are medians; the last column is the ratio to the
 stacked engine. Floors: the bytes a step must move at least (every model read and written once, every sample read)
@@ -53,7 +53,7 @@ def federation(options: argparse.Namespace, method: str, cohort_size: int, watch
     device = torch.device(options.device)
     module = build(options.model, shape, options.classes, 256, 0)
     half = getattr(options, "precision", "default") == "bf16"
-    model = CohortModel(module, device, fast=options.fast, half=half)
+    model = CohortModel(module, device, half=half)
     train = TrainSettings(local_steps=options.steps, batch_size=options.batch, learning_rate=0.05)
     settings = METHODS[method].Settings()
     stopwatch = Stopwatch(device) if watch else None
@@ -164,7 +164,6 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--methods", default="fedavg,pfedlms")
     parser.add_argument("--skip-reference", action="store_true")
-    parser.add_argument("--fast", action="store_true", help="compile the local steps (GPU)")
     parser.add_argument(
         "--precision",
         choices=["default", "float32", "bf16"],
@@ -177,7 +176,7 @@ def main() -> None:
         options.device = "cuda" if torch.cuda.is_available() else "cpu"
     warnings.simplefilter("ignore")
     device = torch.device(options.device)
-    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = options.fast, not options.fast
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
     torch.backends.cudnn.allow_tf32 = options.precision != "float32"
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
     print(f"{options.model}, {options.precision} precision, {where}")

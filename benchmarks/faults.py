@@ -145,7 +145,7 @@ FAULTS = (
           "methods/test_fedproto.py"),
     Fault("pfed1bs-rows", "methods", "pFed1BS keeps a share of the padded length instead of the model's own.",
           "methods/consensus.py", "floor(ratio * task.layout.dim)",
-          "floor(ratio * whole.layers[0].pad)", "methods/test_pfed1bs.py"),
+          "floor(ratio * layout.layers[0].pad)", "methods/test_pfed1bs.py"),
     Fault("fedavg-momentum", "methods", "The server of fedavg keeps its update after the step size was multiplied in.",
           "methods/server_optimizer.py", 'return {"update": u.float()}, self._step * u',
           'return {"update": (self._step * u).float()}, self._step * u', "methods/test_fedavg.py"),

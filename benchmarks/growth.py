@@ -38,7 +38,7 @@ from pfedlms.engine import Federation
 from pfedlms.experiment.memory import fitting_cohort, kept_bytes
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel, build
-from pfedlms.step import kept_numbers
+from pfedlms.step import optimizer_size
 from pfedlms.train_settings import TrainSettings
 
 SAMPLES = 70_000
@@ -112,7 +112,7 @@ def measure(options: argparse.Namespace, clients: int, participants: int) -> dic
         file = run / "clients.bin"
         disk = os.stat(file).st_blocks * 512 if file.exists() else 0
         checkpoint = (run / "checkpoint.pt").stat().st_size
-    here, away = kept_bytes(made.method, model, kept_numbers(model.layout.dim, train.optimizer, train.momentum))
+    here, away = kept_bytes(made.method, model, optimizer_size(model.layout.dim, train.optimizer, train.momentum))
     drawn = len({k for phase in range(made.rounds_played + 1) for k in made.participation.of(phase)})
     return {
         "clients": clients,

@@ -37,7 +37,7 @@ class Round:
         self.up, self.down = (Message(kind, (Floats("model", floats),)) for kind in (0, 1))
         self.models = np.random.default_rng(0).standard_normal((clients, floats), dtype=np.float32)
         self.buffer = bytearray(HEADER_BYTES + self.up.max_bytes)
-        self.room = self.up.room(max(1, min(clients, ROOM_BYTES // self.up.max_bytes)))
+        self.room = self.up.empty_values(max(1, min(clients, ROOM_BYTES // self.up.max_bytes)))
         self.bytes = (clients + 1) * len(self.buffer)
 
     def row(self, sender: int) -> dict[str, np.ndarray]:

@@ -35,7 +35,7 @@ from pfedlms.engine import Federation
 from pfedlms.experiment.prepare import execution_settings, prepare
 from pfedlms.methods import METHODS, Method
 from pfedlms.methods.consensus import Sketches
-from pfedlms.methods.obcsaa import decoded
+from pfedlms.methods.obcsaa import decode_mean_of_signs
 from pfedlms.quantise import thresholds_of
 
 HELD = 0.05  # the smallest share of a client's training samples that counts as holding a class
@@ -173,7 +173,7 @@ def signed_sketch(observer: Observer, round: int, scales: Tensor) -> None:
 def counted_updates(observer: Observer, round: int) -> None:
     """FetchSGD: w + (columns/dim) Aᵀ table, A the Count Sketch: nearly the smallest update that has this table."""
     sketch = observer.method.exchanges[0].sketch
-    cells, signs = sketch._hashed
+    cells, signs = sketch._cells_and_signs
     update = (observer.stacked(0, "table")[:, cells] * signs).sum(dim=1)
     observer.rebuilt = observer.shared + update * (sketch.shape[1] / update.shape[1])
 
@@ -204,7 +204,7 @@ def sparse_directions(observer: Observer, round: int) -> None:
     exchange = observer.method.exchanges[0]
     sketch = exchange.sketches.of(0, torch.device("cpu"))
     said, norms = observer.stacked(0, "signs"), observer.stacked(0, "norm")
-    rows = [decoded(sketch, row[None], exchange._sparsity, exchange._settings.iterations) for row in said]
+    rows = [decode_mean_of_signs(sketch, row[None], exchange._sparsity, exchange._settings.iterations) for row in said]
     observer.rebuilt = observer.shared - norms * torch.cat(rows)
 
 

@@ -47,7 +47,7 @@ class Steps:
         self.module, self.x, self.y = made(options, name)
         self.model = CohortModel(self.module, device, half=options.precision == "bf16")
         if runner != "as chosen":
-            single, alone = self.model._single, runner == "one by one"
+            single, alone = self.model._functional, runner == "one by one"
             self.model._runner = OneByOne(single, device, self.x[0]) if alone else Stacked(single, True)
         ids = tuple(range(options.clients))
         cohort = self.model.cohort(ids, (1,) * len(ids))

@@ -63,7 +63,7 @@ class WeightedVote(ResidualSignVote):
             votes.append(weights @ (2.0 * signs - 1) >= 0)
         packed = np.packbits(np.concatenate(votes), bitorder="little")
         answer = {"signs": torch.from_numpy(packed), "scale": torch.from_numpy(medians)}
-        return {"model": self._moved(server["model"], answer, round)}, answer
+        return {"model": self._apply_answer(server["model"], answer, round)}, answer
 
 
 @register

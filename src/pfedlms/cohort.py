@@ -80,8 +80,8 @@ class Cohort:
         """Without the clients' models and momentum: `[clients, 0]`."""
         return replace(self, params=self.params[:, :0], momentum=self.momentum[:, :0])
 
-    def at_rest(self) -> Cohort:
-        """Without the values of the current round."""
+    def without_round_values(self) -> Cohort:
+        """Without `scratch` and `heard`, the values of the current round."""
         return replace(self, scratch={}, heard={}) if self.scratch or self.heard else self
 
     def with_state(self, **values: Tensor) -> Cohort:

@@ -21,7 +21,7 @@ from pfedlms.data.batches import Augmentation
 from pfedlms.engine import Evaluation
 from pfedlms.engine.criterion import Criterion
 from pfedlms.methods import METHODS
-from pfedlms.step.own import over_clients
+from pfedlms.step.custom import check_function
 
 CLIENTS, SEED, ROUNDS, STEPS, RATE = 6, 3, 3, 3, 0.01
 REFERENCE, UNEVEN, STACKED = 1, 3, 0
@@ -58,9 +58,9 @@ def branching(outputs: Tensor, labels: Tensor) -> Tensor:
     return focal(outputs, labels) if outputs.sum() > 0 else 0.5 * focal(outputs, labels)
 
 
-def criterion(function: Callable[[Tensor, Tensor], Tensor], stacks: bool) -> Criterion:
-    made = over_clients("loss", function, torch.zeros(5, 10), torch.zeros(5, dtype=torch.int64))
-    assert made.stacks is stacks
+def criterion(function: Callable[[Tensor, Tensor], Tensor], uses_vmap: bool) -> Criterion:
+    made = check_function("loss", function, torch.zeros(5, 10), torch.zeros(5, dtype=torch.int64))
+    assert made.uses_vmap is uses_vmap
     return Criterion(made)
 
 

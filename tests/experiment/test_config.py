@@ -114,10 +114,20 @@ def test_numbers_of_numpy_are_numbers() -> None:
 # --- what is refused ---
 
 
-def test_the_reference_is_neither_compiled_nor_stacked() -> None:
-    found = problems(run={"reference": True, "fast": True, "cohort_size": 5, "seed": -1})
-    assert [line.split(":")[0] for line in found] == ["run.seed", "run.reference", "run.cohort_size"]
+def test_the_reference_is_not_stacked() -> None:
+    found = problems(run={"reference": True, "cohort_size": 5, "seed": -1})
+    assert [line.split(":")[0] for line in found] == ["run.seed", "run.cohort_size"]
     assert load_config(None, {"run": {"reference": True, "cohort_size": 1}}).run.reference
+
+
+def test_a_removed_setting_is_unknown_but_a_stored_run_that_did_not_use_it_loads(tmp_path: Path) -> None:
+    file = write(tmp_path, "schema = 1\n[run]\nseed = 3\nfast = false\n")
+    assert load_config(file, stored=True).run.seed == 3
+    (found,) = problems(file)
+    assert found.startswith("run.fast: unknown key")
+    file = write(tmp_path, "[run]\nfast = true\n")
+    with pytest.raises(ConfigError, match=r"run\.fast: unknown key"):
+        load_config(file, stored=True)
 
 
 def test_every_error_at_once_with_key_got_expected_and_nearest_name() -> None:

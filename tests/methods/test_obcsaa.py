@@ -16,7 +16,7 @@ import factories
 from definitions import dense_phi
 from factories import cohort_of, hold, layout_of, normal, task_of
 from pfedlms.methods import Exchange
-from pfedlms.methods.obcsaa import decoded
+from pfedlms.methods.obcsaa import decode_mean_of_signs
 from pfedlms.sketch import Sketch
 
 
@@ -67,12 +67,15 @@ def test_no_step_of_the_decoder_makes_its_objective_larger(dim: int, kept: int) 
         assert all(later <= earlier + 1e-12 for earlier, later in pairwise(values))
         assert values[-1] < values[0] < 0  # 0 is that of x = 0
         for iterations in (0, 1, 2, 30):
-            found, expected = decoded(sketch_of(dim, 37, seed=3), y, kept, iterations), iterates[iterations]
+            found, expected = (
+                decode_mean_of_signs(sketch_of(dim, 37, seed=3), y, kept, iterations),
+                iterates[iterations],
+            )
             np.testing.assert_allclose(found[0].numpy(), expected / np.linalg.norm(expected), atol=1e-4)
 
 
 def test_signs_that_cancel_have_no_direction() -> None:
-    assert not decoded(sketch_of(60, 30), torch.zeros(1, 30), 3, 4).any()
+    assert not decode_mean_of_signs(sketch_of(60, 30), torch.zeros(1, 30), 3, 4).any()
 
 
 TASK_DIM, KEPT, MEASURED = 60, 3, 30

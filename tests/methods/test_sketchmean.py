@@ -18,7 +18,7 @@ from factories import CPU, RATIO, SEED, SIZES, cohort_of, hold, layout_of, metho
 from pfedlms.cohort import Cohort
 from pfedlms.methods import Exchange
 from pfedlms.methods.consensus import Sketches
-from pfedlms.methods.sketchmean import SETTLED, Votes, followed
+from pfedlms.methods.sketchmean import SETTLED, Votes, next_scales
 
 DIM = sum(SIZES)
 LAYERS = len(SIZES)
@@ -42,12 +42,12 @@ def test_scales_by_hand() -> None:
     """Fast until the sign of b̄ changes or it is 0, then slowly for good: 1 · 1.7 · 1.35 · 0.9 · 1.2."""
     scale, settled, start = np.ones(1), np.zeros(1, np.int8), np.ones(1)
     for lean, factor, state in ((1.0, 1.7, 1), (0.5, 1.35, 1), (-0.5, 0.9, SETTLED), (1.0, 1.2, SETTLED)):
-        after, settled = followed(scale, settled, np.array([lean]), start)
+        after, settled = next_scales(scale, settled, np.array([lean]), start)
         assert after.dtype == np.float32
         np.testing.assert_allclose(after, scale * factor, rtol=1e-6)
         assert settled.tolist() == [state]
         scale = after.astype(np.float64)
-    assert followed(np.ones(1), np.zeros(1, np.int8), np.zeros(1), start)[1].tolist() == [SETTLED]
+    assert next_scales(np.ones(1), np.zeros(1, np.int8), np.zeros(1), start)[1].tolist() == [SETTLED]
 
 
 @pytest.mark.parametrize(("settled", "adds"), [(0, False), (-1, False), (1, True), (SETTLED, True)])
@@ -68,7 +68,7 @@ def test_a_scale_finds_the_weighted_median() -> None:
         scale, settled = np.array([start]), np.zeros(1, np.int8)
         for _ in range(60):
             lean = np.array([weights @ np.where(own > scale, 1.0, -1.0)])
-            after, settled = followed(scale, settled, lean, np.array([start]))
+            after, settled = next_scales(scale, settled, lean, np.array([start]))
             scale = after.astype(np.float64)
         assert 8 * 0.8 < scale[0] < 8 * 1.2
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from factories import cohort_of, hold, normal, task_of
-from pfedlms.methods.sparse import largest
+from pfedlms.methods.sparse import largest_positions
 from pfedlms.methods.sparseloco import Chunks, SparseLoCo, SparseLoCoSettings
 
 LAYERS, CHUNK, DENSITY, DECAY, GAIN = (11, 6), 4, 0.5, 0.75, 0.5
@@ -66,7 +66,7 @@ def test_what_arrives_as_it_is() -> None:
     x[0, [1, 2, 4, 7, 9, 12, 13]] = torch.tensor([1.0, -3.0, 3.0, -1.0, 2.5, -2.0, 2.0])
     chunks = Chunks(task_of(*LAYERS), CHUNK, DENSITY)
     sent = chunks.compress(x)
-    back = chunks.moved(torch.zeros_like(x), sent)
+    back = chunks.add_to(torch.zeros_like(x), sent)
     assert back[0, [1, 2, 7, 12, 13]].tolist() == [1.0, -3.0, -1.0, -2.0, 2.0]
     assert back[0, 4] == back[0, 9] == 2.75  # both above the mean magnitude: their own mean
 
@@ -74,4 +74,4 @@ def test_what_arrives_as_it_is() -> None:
 def test_of_one_chunk_for_the_model_the_places_are_those_of_stc() -> None:
     x = normal(2, 300, seed=4)
     chunks = Chunks(task_of(300), 300, 0.05)
-    assert torch.equal(chunks.positions(x), largest(x, 15))
+    assert torch.equal(chunks.positions(x), largest_positions(x, 15))

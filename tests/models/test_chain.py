@@ -66,7 +66,7 @@ def test_a_chain_has_the_bits_of_the_same_module_under_vmap(factory: Factory) ->
     module = seeded(factory, 1)
     chain, other = CohortModel(module, CPU), CohortModel(copy.deepcopy(module), CPU)
     assert isinstance(chain._runner, Chain)
-    other._runner = Stacked(other._single, folds=False)
+    other._runner = Stacked(other._functional, gpu_rules=False)
     params, x = chain.initial + normal(CLIENTS, chain.layout.dim, seed=3), normal(CLIENTS, BATCH, 3, 4, seed=4)
     for training in (True, False):
         ways = [model.forward(params, {}, x.clone(), training=training, features=True) for model in (chain, other)]

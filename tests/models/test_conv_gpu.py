@@ -220,9 +220,9 @@ def test_a_model_of_blocks_is_trained_as_by_pytorch(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(conv_gpu, "precision", lambda x: torch.float32)
     torch.manual_seed(0)
     model = CohortModel(network(), DEVICE)
-    model._runner = Stacked(model._single, folds=True)
+    model._runner = Stacked(model._functional, gpu_rules=True)
     plain = CohortModel(network().double(), DEVICE)
-    plain._runner = OneByOne(plain._single, DEVICE, draw(8, 3, 4, 4, seed=2).double())
+    plain._runner = OneByOne(plain._functional, DEVICE, draw(8, 3, 4, 4, seed=2).double())
     cohort = model.cohort((0, 1), (1, 1))
     params, x = cohort.params + 0.2 * draw(*cohort.params.shape, seed=1), draw(2, 8, 3, 4, 4, seed=2)
     labels, gradients, kept = torch.zeros(2, 0), [], []

@@ -21,8 +21,8 @@ from pfedlms.errors import UsageError
 from pfedlms.models import CohortModel, build, forward
 from pfedlms.models.chain import Chain
 from pfedlms.models.one_by_one import OneByOne
-from pfedlms.models.runner import Runner, Single
-from pfedlms.models.stacked import Compiled, Stacked
+from pfedlms.models.runner import FunctionalModule, Runner
+from pfedlms.models.stacked import Stacked
 
 GPU = torch.device("cuda")
 CLIENTS, BATCH = 3, 8
@@ -79,9 +79,9 @@ class Tied(nn.Module):
 
 FACTORIES = [dnn, convolutional, partly_frozen, with_batch_norm, Tied]
 BY: dict[str, Callable[[CohortModel], Runner | None]] = {
-    "one by one": lambda model: OneByOne(model._single, CPU, normal(BATCH, 3, 2, 2)),
-    "stacked": lambda model: Stacked(model._single, folds=False),
-    "stacked as on a GPU": lambda model: Stacked(model._single, folds=True),
+    "one by one": lambda model: OneByOne(model._functional, CPU, normal(BATCH, 3, 2, 2)),
+    "stacked": lambda model: Stacked(model._functional, gpu_rules=False),
+    "stacked as on a GPU": lambda model: Stacked(model._functional, gpu_rules=True),
     "as chosen": lambda model: model._runner,
 }
 
@@ -132,15 +132,6 @@ def test_every_way_is_a_loop_over_plain_modules(factory: Factory, way: Any) -> N
             torch.testing.assert_close(setup.buffers[name][client], value)
             assert not name.endswith("num_batches_tracked") or int(value) == 2  # the plain modules did keep statistics
     torch.testing.assert_close((model.module.state_dict(), model.initial, model.initial_buffers), before)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch by PyTorch
-def test_compiled_training_is_a_loop_over_plain_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Traced and differentiated ahead of time as always, but run by PyTorch's own operators: no compiler is needed."""
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    test_every_way_is_a_loop_over_plain_modules(
-        convolutional, lambda model: Compiled(model._single, Stacked(model._single, folds=True))
-    )
 
 
 def test_clients_start_from_the_initial_weights() -> None:
@@ -292,32 +283,30 @@ def frozen() -> nn.Module:
 
 
 REFUSED = (Branching, CountingInTraining, averaging)
-# What a module is, and how it goes on a CPU, on a GPU and on a GPU with `fast`.
-CHOICES: list[tuple[Factory, type[Runner], type[Runner], type[Runner]]] = [
-    (dnn, Chain, Chain, Compiled),
-    (lambda: build("dnn", (3, 2, 2), 4, 8, 0), Chain, Chain, Compiled),
-    (frozen, Stacked, Stacked, Compiled),
-    (with_dropout, Stacked, Stacked, Compiled),
-    (with_batch_norm, OneByOne, Stacked, Compiled),
-    (convolutional, OneByOne, Stacked, Compiled),
-    (lambda: nn.Sequential(nn.Flatten(), nn.LayerNorm(12), nn.Linear(12, 4)), OneByOne, Stacked, Compiled),
-    (Tied, OneByOne, Stacked, Compiled),
-    (silenced, OneByOne, OneByOne, OneByOne),
-    (Bag, OneByOne, OneByOne, OneByOne),
-    *((factory, OneByOne, OneByOne, OneByOne) for factory in REFUSED),
+# What a module is, and how it goes on a CPU and on a GPU.
+CHOICES: list[tuple[Factory, type[Runner], type[Runner]]] = [
+    (dnn, Chain, Chain),
+    (lambda: build("dnn", (3, 2, 2), 4, 8, 0), Chain, Chain),
+    (frozen, Stacked, Stacked),
+    (with_dropout, Stacked, Stacked),
+    (with_batch_norm, OneByOne, Stacked),
+    (convolutional, OneByOne, Stacked),
+    (lambda: nn.Sequential(nn.Flatten(), nn.LayerNorm(12), nn.Linear(12, 4)), OneByOne, Stacked),
+    (Tied, OneByOne, Stacked),
+    (silenced, OneByOne, OneByOne),
+    (Bag, OneByOne, OneByOne),
+    *((factory, OneByOne, OneByOne) for factory in REFUSED),
 ]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:model. clients are trained one after another")
-@pytest.mark.parametrize(("factory", "cpu", "gpu", "fast"), CHOICES)
-def test_each_module_gets_its_runner(
-    factory: Factory, cpu: type[Runner], gpu: type[Runner], fast: type[Runner]
-) -> None:
+@pytest.mark.filterwarnings("ignore:model. clients are trained one after another")
+@pytest.mark.parametrize(("factory", "cpu", "gpu"), CHOICES)
+def test_each_module_gets_its_runner(factory: Factory, cpu: type[Runner], gpu: type[Runner]) -> None:
     """A trial needs no GPU, so neither does the choice for one."""
-    single, sample = Single(factory()), torch.ones(5, 3, 2, 2)
+    single, sample = FunctionalModule(factory()), torch.ones(5, 3, 2, 2)
     params = {name: value for name, value in single.module.named_parameters() if value.requires_grad}
-    for device, compiles, expected in ((CPU, False, cpu), (CPU, True, cpu), (GPU, False, gpu), (GPU, True, fast)):
-        assert type(forward.choose(single, device, compiles, params, sample)) is expected
+    for device, expected in ((CPU, cpu), (GPU, gpu)):
+        assert type(forward.choose(single, device, params, sample)) is expected
 
 
 def test_the_choice_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,7 @@ def test_nothing_to_train_is_an_error(module: nn.Module) -> None:
 
 def test_the_whole_model_as_one_layer() -> None:
     layout = flat_layout(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4)))
-    whole = layout.whole()
+    whole = layout.as_one_layer()
     assert [(layer.offset, layer.size) for layer in whole.layers] == [(0, 25)]
     assert whole.parameters == layout.parameters
     assert whole.dim == layout.dim == 25

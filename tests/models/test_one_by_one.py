@@ -75,7 +75,7 @@ def test_bits_depend_neither_on_the_grouping_nor_on_threads() -> None:
     for group, threads in ((CLIENTS, 1), (CLIENTS, 2), (CLIENTS, 4), (2, 3), (1, 4)):
         other = Played(module, group, threads)
         assert isinstance(other.model._runner, OneByOne)
-        assert other.model._runner._spreads
+        assert other.model._runner._runs_in_parallel
         assert all(torch.equal(*pair) for pair in zip(first.values, other.values, strict=True))
 
 
@@ -100,4 +100,4 @@ def test_several_threads_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_where_the_order_matters_clients_go_one_after_another(module: nn.Module) -> None:
     way = Played(module, CLIENTS, 2).model._runner
     assert isinstance(way, OneByOne)
-    assert not way._spreads
+    assert not way._runs_in_parallel

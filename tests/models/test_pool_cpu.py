@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pfedlms.backend import plain
-from pfedlms.models.pool_cpu import Pooling, with_own_pooling
+from pfedlms.models.pool_cpu import Pooling, replace_poolings
 
 INFINITY = float("inf")
 
@@ -69,7 +69,7 @@ def test_only_neighbours_in_a_sequence_become_one() -> None:
         nn.MaxPool2d(2, padding=1), nn.MaxPool2d(2, ceil_mode=True),
     )  # fmt: skip
     x = images("usual", (3, 2, 40, 40))
-    changed = with_own_pooling(copy.deepcopy(module))
+    changed = replace_poolings(copy.deepcopy(module))
     assert torch.equal(changed(x), module(x))
     assert [name for name, part in changed.named_modules() if isinstance(part, Pooling)] == ["0.2", "4", "5.pool"]
     assert [name for name, part in changed.named_modules() if "forward" in vars(part)] == ["0"]
@@ -112,7 +112,7 @@ def with_own_relu() -> nn.Module:
 @pytest.mark.parametrize("make", [Watches, Reuses, lambda: Reuses(nn.Identity()), with_own_relu])
 def test_a_module_that_sees_its_rectified_values_computes_what_it_did(make: Callable[[], nn.Module]) -> None:
     module, x = make(), images("usual", (3, 2, 6, 6))
-    assert torch.equal(with_own_pooling(copy.deepcopy(module))(x), module(x))
+    assert torch.equal(replace_poolings(copy.deepcopy(module))(x), module(x))
 
 
 def test_the_reference_pools_with_torch() -> None:

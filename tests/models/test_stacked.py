@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import factories
 from factories import seeded
 from pfedlms.models import build
-from pfedlms.models.runner import Pass, Single
+from pfedlms.models.runner import FunctionalModule, Pass
 from pfedlms.models.stacked import Stacked
 
 CLIENTS, BATCH = 3, 5
@@ -39,7 +39,7 @@ class Pair:
         for client, own in enumerate(self.plain):
             for number, parameter in enumerate(own.parameters()):
                 parameter.data += 0.3 * normal(*parameter.shape, seed=10 * client + number)
-        self.way = Stacked(Single(self.module), folds=True)
+        self.way = Stacked(FunctionalModule(self.module), gpu_rules=True)
         each = [dict(own.named_parameters()) for own in self.plain]
         self.named = {name: torch.stack([own[name].detach() for own in each]).requires_grad_() for name in each[0]}
         kept = [dict(own.named_buffers()) for own in self.plain]

@@ -14,7 +14,7 @@ from torch import Tensor
 from factories import SEED, cohort_of, hold, layout_of, normal, sketch_of, task_of
 from pfedlms.methods.eden import Codec
 from pfedlms.methods.fetchsgd import CountSketch
-from pfedlms.methods.obcsaa import decoded
+from pfedlms.methods.obcsaa import decode_mean_of_signs
 from pfedlms.methods.zsign import SumOfSigns, ZSignSettings
 from pfedlms.quantise import lloyd_max
 from pfedlms.sketch import Sketch
@@ -51,7 +51,7 @@ def test_a_row_of_a_count_sketch_is_unbiased_with_the_variance_of_its_collisions
     x, rows, columns = normal(200, seed=1), 400, 20
     sketch = CountSketch(200, rows, columns, SEED)
     table = sketch.of(x[None])[0].double()
-    cells, signs = sketch._hashed
+    cells, signs = sketch._cells_and_signs
     estimates, exact = table[cells] * signs, x.double()
     variance = (exact.square().sum() - exact.square()) / columns
     assert ((estimates.mean(dim=0) - exact).abs() < 5 * (variance / rows).sqrt()).all()
@@ -107,7 +107,7 @@ def test_the_decoder_recovers_a_direction_from_signs(dim: int, measured: int, ke
         sketch, x = Sketch(layout_of(dim), measured / padded(dim), seed, 0), torch.zeros(1, dim)
         x[0, torch.randperm(dim, generator=torch.Generator().manual_seed(seed))[:kept]] = normal(kept, seed=seed + 100)
         signs = torch.where(sketch.forward(x) >= 0, 1.0, -1.0)
-        found = [decoded(sketch, signs, kept, iterations) for iterations in (0, 10, 100)]
+        found = [decode_mean_of_signs(sketch, signs, kept, iterations) for iterations in (0, 10, 100)]
         assert (found[1] != 0).sum() <= kept
         cosines.append([float(torch.cosine_similarity(each, x)) for each in found])
     assert min(own[1] for own in cosines) > 0.91

@@ -265,6 +265,6 @@ def test_each_kernel_is_compiled_once() -> None:
             for at in (0, 1):  # floats of which only one is aligned
                 part = memoryview(payload)[at : at + message.max_bytes]
                 message.write({"x": values}, part)
-                message.read(part.toreadonly(), {"x": message.room(2)["x"][1]})
-    for kernel in (kernels.pack_rows, kernels.unpack_rows, kernels.copy_finite):
+                message.read(part.toreadonly(), {"x": message.empty_values(2)["x"][1]})
+    for kernel in (kernels.pack_rows, kernels.unpack_rows, kernels.check_finite):
         assert len(kernel.signatures) == 1

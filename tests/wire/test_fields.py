@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pfedlms.errors import DecodeError, OversizedError, TruncatedError
 from pfedlms.wire import Bits, Floats, Mask, MaskedBytes, MaskedRows, Message, Positions, Scalar, Signs, Symbols
 from pfedlms.wire.fields import Field
-from pfedlms.wire.kernels import copy_finite
+from pfedlms.wire.kernels import check_finite
 
 quick = settings(deadline=None, max_examples=60)  # the first example may compile
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -42,7 +42,7 @@ def round_trip(fields: tuple[Field, ...], values: dict[str, Any]) -> dict[str, A
     assert len(payload) <= message.max_bytes == sum(field.max_bytes for field in fields)
     new = message.read(memoryview(payload))
     assert encoded(new, *fields) == payload
-    room = message.room(3)
+    room = message.empty_values(3)
     for array in room.values():
         array.view(np.uint8)[:] = 171
     row = {name: array[1] for name, array in room.items()}
@@ -122,16 +122,16 @@ def test_examples_are_valid_and_of_the_largest_size(field: Field) -> None:
     np.testing.assert_array_equal(decoded(payload, field), example["x"])
 
 
-@pytest.mark.parametrize("count", [50, 70])  # a kernel copies more than 64
+@pytest.mark.parametrize("count", [50, 70])  # a kernel checks more than 64
 @pytest.mark.parametrize("offset", range(4))
 def test_floats_at_any_byte(offset: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a mask of one byte floats are not aligned, whatever buffer they come in; a kernel is given aligned ones."""
 
-    def aligned(first: int, last: int, source: np.ndarray, *others: Any) -> None:
-        assert source.flags.aligned
-        copy_finite(first, last, source, *others)
+    def aligned(first: int, last: int, numbers: np.ndarray, *others: Any) -> None:
+        assert numbers.flags.aligned
+        check_finite(first, last, numbers, *others)
 
-    monkeypatch.setattr("pfedlms.wire.fields.copy_finite", aligned)
+    monkeypatch.setattr("pfedlms.wire.fields.check_finite", aligned)
     fields = (Mask("mask", 3), Floats("x", count))
     values = {"mask": np.ones(3, bool), "x": np.random.default_rng(1).normal(size=count).astype(np.float32)}
     payload = bytearray(offset + 1 + 4 * count)
@@ -189,9 +189,9 @@ def test_room_to_write_to_of_another_size(field: Field) -> None:
     ids=["longer", "wider", "gaps", "read-only"],
 )
 def test_room_that_does_not_fit(room: np.ndarray) -> None:
-    with pytest.raises(ValueError, match=r"room for field 'x': got float.*, expected float32 \[3\], contiguous"):
+    with pytest.raises(ValueError, match=r"array for field 'x': got float.*, expected float32 \[3\], contiguous"):
         decoded(bytes(12), Floats("x", 3), into={"x": room})
-    with pytest.raises(ValueError, match=r"room for field 'x': got .*, expected uint8 \[2\], contiguous"):
+    with pytest.raises(ValueError, match=r"array for field 'x': got .*, expected uint8 \[2\], contiguous"):
         decoded(bytes(1), Symbols("x", (2,), 3), into={"x": room})
 
 

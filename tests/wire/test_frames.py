@@ -65,7 +65,7 @@ def test_a_buffer_is_used_again() -> None:
         assert there.obj is buffer
         assert bytes(there) == frame(STATISTICS, values, **header) == buffer[:56]
         assert buffer[56:] == b"?" * 34
-        row = {name: array[2] for name, array in STATISTICS.room(4).items()}
+        row = {name: array[2] for name, array in STATISTICS.empty_values(4).items()}
         received = intake().accept(there, row)
         assert all(received.values[name] is row[name] for name in row)
         assert {name: value.tolist() for name, value in row.items()} == {n: v.tolist() for n, v in values.items()}

@@ -43,7 +43,7 @@ def target(draw: np.random.Generator, kind: int, *fields: Field) -> Target:
     for sender in SENDERS:
         header = {"round": ROUND, "sender": sender, "samples": 10 + sender, "digest": DIGEST}
         frames.append(frame(message, random_values(message, draw), **header))
-    room = {name: np.ones_like(array) for name, array in message.room(3).items()}
+    room = {name: np.ones_like(array) for name, array in message.empty_values(3).items()}
     return Target(message, tuple(frames), room)
 
 
@@ -180,7 +180,7 @@ def test_repaired_messages_are_well_formed_or_refused(targets: list[Target]) -> 
 def test_rows_are_accepted_exactly_where_each_of_them_is(targets: list[Target]) -> None:
     """A mutant among good frames of its length, at any place: all rows or none, as one after another would have it."""
     refused: Counter[bool] = Counter()
-    for draw, receiver, broken, _ in mutants(3, [each for each in targets if each.message.in_rows], 30_000):
+    for draw, receiver, broken, _ in mutants(3, [each for each in targets if each.message.supports_rows], 30_000):
         data = repaired(draw, broken) if draw.random() < 0.9 else broken
         rows = [each for each in receiver.frames if len(each) == len(data)][:2]
         if len(data) < 40 or not rows:

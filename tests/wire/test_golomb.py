@@ -11,8 +11,7 @@ import pytest
 
 from pfedlms.errors import DecodeError
 from pfedlms.wire import Message, Positions
-from pfedlms.wire.golomb import remainder_bits
-from pfedlms.wire.places import Places
+from pfedlms.wire.golomb import Places, remainder_bits
 
 
 def paper_bits(count: int, places: int) -> int:
@@ -161,6 +160,6 @@ def test_places_come_back_and_never_take_more_than_their_most(count: int) -> Non
             out, read = np.empty(size, np.uint8), np.ones(count, bool)
             field.write({"x": mask}, out.data)
             assert int.from_bytes(out[:4].tobytes(), "little") == chosen
-            assert field.taken(memoryview(out.tobytes() + b"more"), {}) == size
+            assert field.encoded_size(memoryview(out.tobytes() + b"more"), {}) == size
             field.read(memoryview(out.tobytes()), {}, read)
             assert read.tolist() == mask.tolist()

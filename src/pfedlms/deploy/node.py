@@ -214,7 +214,7 @@ class Node:
         basis = state.ongoing if same_round and (due or look) else None
         after = self._client.take_in(basis or state.cohort, order, self._client.read(order))
         state = replace(state, ongoing=after, round=number, step=2 * order.index + 2)
-        return replace(state, cohort=after.at_rest(), answers_known=number + 1) if tracks else state
+        return replace(state, cohort=after.without_round_values(), answers_known=number + 1) if tracks else state
 
     def _adopt(self, state: State, order: Record) -> State:
         """Take over the tracked model."""
@@ -255,7 +255,7 @@ class Node:
         )  # fmt: skip
         state = replace(state, ongoing=after, round=number, step=2 * order.index + 1)
         if about_last:
-            state = replace(state, cohort=after.at_rest(), sent=number)
+            state = replace(state, cohort=after.without_round_values(), sent=number)
         return state, bytes(data)
 
     def _train(self, state: State, order: Record, look: bool) -> tuple[State, list[Record]]:
@@ -272,7 +272,7 @@ class Node:
         if order.flags & Flag.SHARED:
             found[Split.SHARED] = self._client.measure_shared(cohort)
         after, losses = self._client.train(cohort, phase)
-        after = after.at_rest()
+        after = after.without_round_values()
         if order.flags & Flag.PERSONAL:
             found |= self._client.measure_personal(after)
         reports = [trained(phase, self.samples, losses.tolist()[0])]

@@ -141,7 +141,7 @@ class Aggregation:
     @cached_property
     def _buffer(self) -> dict[str, NDArray[Any]]:
         """Memory for messages that come one by one, used again: fresh memory costs more than the copy into it."""
-        return self.exchange.up.room(self.capacity)
+        return self.exchange.up.empty_values(self.capacity)
 
     def close(self) -> tuple[Tensors, dict[str, Any]]:
         """The server's next state, and the values of its answer as arrays."""

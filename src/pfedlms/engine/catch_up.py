@@ -27,7 +27,7 @@ from pfedlms.engine.transport import Code, Flag, Record, from_server
 from pfedlms.methods.contract import Method, Tracked
 from pfedlms.wire.fields import Floats, MaskedRows, Message
 from pfedlms.wire.frames import HEADER_BYTES, Received
-from pfedlms.wire.places import Count, Places
+from pfedlms.wire.golomb import Count, Places
 
 NEVER = -1  # the round in which an entry changed that never did
 

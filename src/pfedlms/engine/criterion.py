@@ -19,7 +19,7 @@ from pfedlms.cohort import Cohort
 from pfedlms.errors import MethodError
 from pfedlms.methods.contract import Objective, PerClient
 from pfedlms.step import cross_entropy, sample_losses
-from pfedlms.step.own import OverClients
+from pfedlms.step.custom import CustomFunction
 
 Leaf = Tensor | PerClient
 
@@ -28,8 +28,8 @@ Leaf = Tensor | PerClient
 class Criterion:
     """The default is cross-entropy and accuracy. Scores are better the higher they are."""
 
-    loss: OverClients | None = None
-    metric: OverClients | None = None
+    loss: CustomFunction | None = None
+    metric: CustomFunction | None = None
     classifies: bool = True
     """Whether outputs are one number per class, so that accuracy can be measured; minus the loss if not."""
     positions: int = 1
@@ -45,7 +45,7 @@ class Criterion:
     @property
     def stacks(self) -> bool:
         """Whether the loss is computed for all clients at once, without looking at values."""
-        return self.loss is None or self.loss.stacks
+        return self.loss is None or self.loss.uses_vmap
 
     def minimised(
         self, objective_of: Callable[[slice], Objective], outputs: Tensor, features: Tensor | None, targets: Tensor,

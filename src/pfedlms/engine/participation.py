@@ -109,7 +109,7 @@ class Clients:
             if leaving:
                 part = cohort.take(leaving)
                 self.absent.put(self._method.client_rest(part))
-        self.present = [cohort.at_rest() for cohort in cohorts]
+        self.present = [cohort.without_round_values() for cohort in cohorts]
         self.absent.drop(self.present_ids)
 
     def _gathered(self, ids: tuple[int, ...], present: Sequence[Cohort]) -> Cohort:
@@ -117,7 +117,7 @@ class Clients:
         for cohort in present:
             staying = [client for client in cohort.ids if client in wanted]
             if staying:
-                parts.append(cohort.at_rest().take(staying))
+                parts.append(cohort.without_round_values().take(staying))
                 wanted.difference_update(staying)
         others = [client for client in ids if client in wanted]
         known = self.absent.has(others)

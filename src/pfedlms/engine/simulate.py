@@ -155,7 +155,7 @@ class InProcess:
                     shared |= self.client.measure_shared(cohort)
         with self._watch.stage("local steps"):
             launched = [self.client.launch(cohort, order.number) for cohort in cohorts]
-        after = [cohort.at_rest() for cohort, _ in launched]
+        after = [cohort.without_round_values() for cohort, _ in launched]
         self._send_ahead(after, order.number)
         with self._watch.stage("local steps"):
             for cohort, losses in launched:
@@ -198,7 +198,7 @@ class InProcess:
                 if aggregation.take_rows(there, ids, samples):
                     return len(ids) * message.max_bytes
             rows = on_host(rows)
-        size = message.rows_size(rows) if links.is_perfect and message.in_rows else None
+        size = message.rows_size(rows) if links.is_perfect and message.supports_rows else None
         if size is not None:
             frames = self._room(len(ids), HEADER_BYTES + size)
             frame_rows(message, rows, round=round, senders=ids, samples=samples, digest=digest, out=frames)

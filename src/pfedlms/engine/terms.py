@@ -14,7 +14,7 @@ from pfedlms.engine.participation import Participation
 from pfedlms.methods.contract import Method, Task
 from pfedlms.models.forward import CohortModel
 from pfedlms.settings import agreed
-from pfedlms.step import kept_numbers
+from pfedlms.step import optimizer_size
 from pfedlms.train_settings import TrainSettings
 from pfedlms.wire.frames import VERSION, agreement_digest
 
@@ -35,7 +35,7 @@ class Terms:
         self.digest = agreement(self.method)
         self.catch_up = CatchUp(self.method, self.digest)
         """How absent clients of a method that tracks a model receive it."""
-        self._kept = kept_numbers(model.layout.dim, train.optimizer, train.momentum)
+        self._kept = optimizer_size(model.layout.dim, train.optimizer, train.momentum)
 
     def fresh(self, ids: tuple[int, ...], samples: tuple[int, ...]) -> Cohort:
         """Clients that have not taken part yet, before `Method.client_start`."""

@@ -272,7 +272,7 @@ class LocalWorker:
         kind = torch.int64 if self._criterion.score is None else torch.float64
         self._data.prefetch(cohort.ids)
         places = self._all_places(cohort.ids, held)
-        own = replace(cohort.at_rest(), state={}, params=params.expand_as(cohort.params))
+        own = replace(cohort.without_round_values(), state={}, params=params.expand_as(cohort.params))
         found = torch.empty(len(cohort.ids), 2, dtype=torch.float64, device=cohort.params.device)
         # Other clients would have other places in every evaluation, and a custom metric may look at values.
         known = len(cohort.ids) == self._data.clients and self._criterion.score is None

@@ -18,7 +18,7 @@ from pfedlms.experiment.runs import Run, load_run, start_run
 from pfedlms.experiment.schema import DEFAULT_METHODS
 from pfedlms.experiment.store import is_study
 from pfedlms.experiment.studies import Study, load_study, refuse_study, same_run
-from pfedlms.step.own import Metric, PerSample
+from pfedlms.step.custom import Metric, PerSample
 
 __all__ = [
     "Run", "Study", "bits_table", "compare", "export", "load", "method_of", "prepare", "resume", "run", "same_run",

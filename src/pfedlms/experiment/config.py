@@ -274,7 +274,11 @@ def load_config(
     given = merge(read_toml(file), overrides or {})
     for section, values in given.items():
         if isinstance(values, Mapping):
-            given[section] = {key: as_plain(value) for key, value in values.items()}
+            given[section] = {
+                key: as_plain(value)
+                for key, value in values.items()
+                if not (stored and (section, key, value) in REMOVED)
+            }
     schema: Any = given.pop("schema", SCHEMA)
     if schema != SCHEMA:
         what = "run directory" if stored else "config"

@@ -22,7 +22,7 @@ from pfedlms.data import FederatedData
 from pfedlms.engine import Federation
 from pfedlms.methods.contract import Method
 from pfedlms.models import CohortModel
-from pfedlms.step import kept_numbers
+from pfedlms.step import optimizer_size
 from pfedlms.train_settings import TrainSettings
 
 _USABLE_SHARE = 0.6  # of the free memory; the rest is for evaluation, messages and what allocators waste

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from pfedlms.experiment.problem import Problem, match_input_type, trial_outputs,
 from pfedlms.experiment.rules import ineffective_data_settings, ineffective_settings, parse_constants, warn_once
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel
-from pfedlms.models.intake import taken
+from pfedlms.models.intake import trainable_module
 from pfedlms.settings import CUSTOM
 
 NAMED_PROBLEM = Problem()

@@ -19,10 +19,10 @@ from pfedlms.engine.criterion import Criterion
 from pfedlms.errors import ConfigError, PfedlmsError, UsageError, reason, resume_command
 from pfedlms.experiment.plugins import IMPORTED_MODULES
 from pfedlms.models import CohortModel, build
-from pfedlms.models.intake import check_batch_of_one, copied, outputs_of
+from pfedlms.models.intake import check_batch_of_one, copy_module, outputs_of
 from pfedlms.models.zoo import seeded
 from pfedlms.settings import CUSTOM
-from pfedlms.step.own import Metric, PerSample, over_clients
+from pfedlms.step.custom import Metric, PerSample, check_function
 
 if TYPE_CHECKING:
     from pfedlms.experiment.config import Config, Tables
@@ -116,7 +116,7 @@ class Problem:
         """The model every client trains, as given or by name, with its initial weights."""
         model, key = self.model, rng.stream(config.run.seed, "initial")
         if isinstance(model, nn.Module):
-            return copied(model)
+            return copy_module(model)
         if callable(model):
             return _build_module(model, key)
         if model is not None and not isinstance(model, str):

@@ -187,11 +187,6 @@ class RunSection:
     lost: float = setting(
         0.0, "share of messages that are lost, in each direction; for studies of unreliable links", minimum=0, maximum=1
     )
-    fast: bool = setting(
-        False,
-        "on a GPU: compile the model (instead of the stacked layers); other rounding, not reproducible to the bit; "
-        "worth a try where it has layers without a rule of their own",
-    )
     cohort_size: int = setting(0, "clients stacked together; 0: as many as fit in memory; 1: one by one", minimum=0)
     reference: bool = setting(False, "plain PyTorch, one client after another, for checking; slow")
 
@@ -217,7 +212,6 @@ OPTIONS = {
     "learning-rate": ("train.learning_rate", "ETA"),
     "seed": ("run.seed", "N"),
     "device": ("run.device", "NAME"),
-    "fast": ("run.fast", ""),
     "reference": ("run.reference", ""),
 }
 """Options of the command line that stand for a setting: the setting, and the name of its value in the help."""

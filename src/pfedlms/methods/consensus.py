@@ -1,4 +1,4 @@
-"""The sketch of every round, and exchanges in which clients agree on a sketch of their models."""
+"""The sketch of every round, and the exchanges in which clients agree on a sketch of their models."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from pfedlms.wire import Floats, Message, Symbols
 
 @dataclass(frozen=True)
 class Sketches:
-    """Φ^r: the sketch of every round, the same on both ends; a fresh one every `refresh` rounds, or one for the whole
-    run if that is 0."""
+    """Φ^r: the sketch of every round, the same for clients and server. It is fresh every `refresh` rounds; if that is
+    0, there is one for the whole run."""
 
     layout: Layout
     ratio: float
@@ -33,28 +33,29 @@ class Sketches:
     allocation: float = 1.0
 
     def of(self, round: int, device: torch.device) -> Sketch:
+        """The sketch of a round."""
         epoch = round // self.refresh if self.refresh else 0
         return sketch_of_round(self.layout, self.ratio, self.seed, epoch, device, self.allocation)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Entries kept of every layer."""
+        """Sketch size of every layer."""
         return self.layout.sketch_sizes(self.ratio, self.allocation)
 
     @staticmethod
     def of_whole_model(task: Task, ratio: float) -> Sketches:
         """One sketch for the whole run, of the model as one vector of n entries, with max(1, ⌊ratio · n⌋) rows."""
-        whole = task.layout.whole()
-        kept = max(1, floor(ratio * task.layout.dim))
-        # A ratio of m / N with N a power of two is exact in floating point, so the sketch has exactly m rows.
-        return Sketches(whole, kept / whole.layers[0].pad, task.seed, refresh=0)
+        layout = task.layout.as_one_layer()
+        rows = max(1, floor(ratio * task.layout.dim))
+        # rows / N is exact in floating point, because N is a power of two: so the sketch has exactly this many rows.
+        return Sketches(layout, rows / layout.layers[0].pad, task.seed, refresh=0)
 
 
-# Id, N_k, means and variances in the order they were received; a few numbers per client.
-Gathered = list[tuple[int, int, NDArray[np.float32], NDArray[np.float32]]]
+Statistics = list[tuple[int, int, NDArray[np.float32], NDArray[np.float32]]]
+"""Id, N_k, means and variances of every client, in the order of arrival; a few numbers per client."""
 
 
-class AgreeOnThresholds(Exchange[Gathered]):
+class AgreeOnThresholds(Exchange[Statistics]):
     """↑ mean and variance of each layer's sketch      ↓ μ̄ and σ̄ of all clients together; τ is a function of these."""
 
     def __init__(self, sketches: Sketches, quantiles: NDArray[np.float32], pooling: str) -> None:
@@ -66,22 +67,23 @@ class AgreeOnThresholds(Exchange[Gathered]):
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
         sketched = self._sketches.of(round, cohort.params.device).forward(cohort.params)
         means, variances = to_host(*statistics(sketched, self._sketches.sizes))
-        fine = (torch.isfinite(means) & torch.isfinite(variances)).all(dim=1).tolist()
-        if not all(fine):  # a model can be finite and yet too large to sketch
+        finite = (torch.isfinite(means) & torch.isfinite(variances)).all(dim=1).tolist()
+        if not all(finite):  # a model can be finite and yet too large to sketch
+            diverged = cohort.ids[finite.index(False)]
             raise DivergedError(
-                f"round {round + 1}: the model of client {cohort.ids[fine.index(False)]} is too large to be sketched; "
+                f"round {round + 1}: the model of client {diverged} is too large to be sketched; "
                 "lower train.learning_rate or method.strength"
             )
         return cohort.with_scratch(sketched=sketched), {"mean": means, "variance": variances}
 
-    def server_open(self, server: Tensors, round: int) -> Gathered:
+    def server_open(self, server: Tensors, round: int) -> Statistics:
         return []
 
-    def server_add(self, total: Gathered, ids: list[int], samples: list[int], values: Tensors) -> Gathered:
+    def server_add(self, total: Statistics, ids: list[int], samples: list[int], values: Tensors) -> Statistics:
         means, variances = (values[name].numpy().copy() for name in ("mean", "variance"))
         return [*total, *zip(ids, samples, means, variances, strict=True)]
 
-    def server_reply(self, server: Tensors, total: Gathered, round: int) -> tuple[Tensors, Tensors]:
+    def server_reply(self, server: Tensors, total: Statistics, round: int) -> tuple[Tensors, Tensors]:
         # Sums of floats depend on their order, so they are summed by ascending ids, not in the order of arrival.
         _, samples, means, variances = zip(*sorted(total, key=itemgetter(0)), strict=True)
         mean, deviation = pool_statistics(samples, np.stack(means), np.stack(variances), self._pooling)
@@ -93,9 +95,9 @@ class AgreeOnThresholds(Exchange[Gathered]):
 
 
 class VoteOnSymbols(Exchange[Vote]):
-    """↑ the interval every sketched coordinate lies in      ↓ the interval the weighted majority chose
+    """↑ the interval in which every sketched coordinate lies      ↓ the interval that the weighted majority chose
 
-    It follows `AgreeOnThresholds` and uses its sketches.
+    Uses the sketches and the thresholds of `AgreeOnThresholds`, which comes before it.
     """
 
     def __init__(self, sizes: tuple[int, ...], thresholds: int) -> None:

@@ -1,16 +1,16 @@
 """The contract between methods, engine and wire.
 
-A round is the method's exchanges one after another, then E local steps on the method's objective, then
-`after_training`. An exchange is
+A method is its exchanges, its objective and its settings. A round is the method's exchanges one after another, then E
+local steps on its objective, then `after_training`. An exchange is
 
     client_send → bytes → server_open, server_add…, server_reply → bytes → client_receive
 
-and a method is its exchanges, its objective and its settings. All functions are pure: they take state and return state.
-Client-side functions work on a cohort (tensors with a leading `clients` axis); a real device is a cohort of one. The
-server side is a fold over the clients' messages, so its memory need not grow with their number; it runs on the host. A
-method never sees bytes, and never decides who takes part: it gets whichever clients' messages arrived.
+All functions are pure: they take state and return state. Client-side functions work on a cohort (tensors with a leading
+`clients` axis); a real device is a cohort of one. The server adds one message after another to a total, so its memory
+need not grow with the number of clients; it runs on the host. A method never sees bytes, and does not decide who takes
+part: it gets the messages that arrived.
 
-`engine.borders` checks what a method returns: names, shapes, dtypes and devices.
+`engine.borders` checks the names, shapes, dtypes and devices of what a method returns.
 """
 
 from __future__ import annotations
@@ -35,54 +35,54 @@ Total = TypeVar("Total")
 
 @dataclass(frozen=True)
 class Task:
-    """What both ends know before the first round."""
+    """What clients and server know before the first round."""
 
     layout: Layout
     classes: int
-    """0: targets are no classes."""
+    """0 if the targets are not classes."""
     feature_size: int
-    """Width of what enters the last linear layer."""
+    """Width of the input of the last linear layer."""
     seed: int
     initial: Tensor
     """w⁰, `[dim]`, on the host."""
     clients: int
     participants: int
-    """How many of the clients take part in a round."""
+    """Number of clients that take part in a round."""
     learning_rate: float
     weight_decay: float
     statistics: tuple[tuple[str, int], ...] = ()
     """Running statistics of the model, by name and size; they stay with the clients unless a method shares them."""
     device: torch.device | str = "cpu"
-    """Where this end computes. Messages are on the host; a method may keep the server's state on this device."""
+    """Where this process computes. Messages are on the host; a method may keep the server's state on this device."""
     schedule: Schedule = field(default_factory=Schedule)
     optimizer: str = "sgd"
     momentum: float = 0.0
-    """Of the local steps. A method that is only correct with plain SGD refuses others with `errors.UsageError`."""
+    """Momentum of the local steps. A method that needs plain SGD raises `errors.UsageError` for anything else."""
     local_steps: int = 1
-    """E, the local steps of one phase, unless clients train for epochs; see `steps_of`."""
+    """E, the local steps of one phase; if clients train for epochs, see `steps_of`."""
     local_epochs: float = 0.0
     batch_size: int = 1
 
     def steps_of(self, samples: int) -> int:
-        """Local steps of a phase, of a client with so many training samples."""
+        """Local steps in a phase of a client that has `samples` training samples."""
         return steps_of(samples, self.batch_size, self.local_steps, self.local_epochs)
 
     def rate(self, phase: int) -> float:
-        """η of a phase's local steps; phase 0 is the start, phase r + 1 the steps of round r. `learning_rate` is its
-        largest."""
+        """η of the local steps of a phase; phase 0 is the start, phase r + 1 belongs to round r. `learning_rate` is
+        the largest."""
         return self.learning_rate * self.schedule.factor(phase)
 
 
 class ClientWork(Protocol):
-    """What clients can compute on their own data; handed to `client_send` and `after_training`."""
+    """What clients can compute on their own data; `client_send` and `after_training` receive it."""
 
     def train(self, cohort: Cohort, objective: Objective, phase: int, steps: int = 0) -> tuple[Cohort, Tensor]:
-        """E more local steps, or `steps` of them: the trained cohort, and each client's mean task loss, `[clients]`, on
-        the host.
+        """Take E more local steps, or `steps` of them. Returns the trained cohort, and each client's mean task loss,
+        `[clients]`, on the host.
 
-        They start from `cohort.params` and `cohort.momentum`; `cohort.with_model(params)` starts another model with
-        zero momentum. They see the same batches in the same order, and the same learning rate, as the phase's own local
-        steps. Running statistics of the model continue from `cohort.buffers`.
+        The steps start from `cohort.params` and `cohort.momentum`; `cohort.with_model(params)` gives another model with
+        zero momentum. They see the batches of the phase's own local steps, in the same order and with the same learning
+        rate. Running statistics of the model continue from `cohort.buffers`.
         """
         ...
 
@@ -92,13 +92,13 @@ class ClientWork(Protocol):
         ...
 
     def losses(self, cohort: Cohort, params: Tensor, round: int, step: int) -> Tensor:
-        """Task loss at `params: [clients, dim]` on the batch of one of the round's local steps, `[clients]`, on the
-        clients' device: a forward pass as in training, after which running statistics are as before."""
+        """Task loss at `params: [clients, dim]` on the batch of local step `step` of the round: `[clients]`, on the
+        clients' device. The forward pass is that of training; it does not change running statistics."""
         ...
 
     def class_features(self, cohort: Cohort) -> tuple[Tensor, Tensor]:
-        """Mean features of every class, `[clients, classes, width]` (zero where absent), and the number of training
-        samples of it, `[clients, classes]`."""
+        """The mean feature of every class, `[clients, classes, width]` (zero for a class without samples), and the
+        number of its training samples, `[clients, classes]`."""
         ...
 
 
@@ -106,8 +106,8 @@ class ClientWork(Protocol):
 class PerClient:
     """Marks a tensor of an `Objective` that has one row for each client of the cohort, `[clients, …]`.
 
-    The engine may train some clients of a cohort at a time, or add copies of the last client. Marked tensors follow:
-    inside the objective `self.field.value` always has one row for each client at hand.
+    The engine may train only some clients of a cohort at a time, or add copies of the last client. It selects the rows
+    of marked tensors accordingly: inside the objective `self.field.value` has one row for each client that is trained.
     """
 
     value: Tensor
@@ -117,8 +117,8 @@ class PerClient:
 class Objective:
     """What the local steps minimise besides the task's own loss; the default adds nothing.
 
-    A step is θ ← θ − η (∇[task's loss + loss] + gradient(θ) + μθ), through the momentum buffer if there is one, or
-    AdamW's on these gradients but for μθ (`step.adamw_step_`); then after_step. All an objective knows are its fields:
+    A step is θ ← θ − η (∇[task's loss + loss] + gradient(θ) + μθ), with momentum if there is any, or AdamW's step on
+    these gradients without μθ (`step.adamw_step_`); then comes `after_step`. An objective uses nothing but its fields:
     numbers, tensors on the clients' device, and objects made of these. A tensor with one row for each client is wrapped
     in `PerClient`; all others are the same for all clients.
     """
@@ -126,8 +126,8 @@ class Objective:
     needs_features: ClassVar[bool] = False
 
     def loss(self, features: Tensor, labels: Tensor) -> Tensor:
-        """A differentiable term of each client's loss, `[clients]`, from features `[clients, batch, width]`; asked for
-        if `needs_features`."""
+        """A differentiable term of each client's loss, `[clients]`, from features `[clients, batch, width]`; called
+        only if `needs_features`."""
         return features.new_zeros(len(features))
 
     def gradient(self, params: Tensor) -> Tensor | None:
@@ -140,34 +140,35 @@ class Objective:
 
 
 class Exchange(ABC, Generic[Total]):
-    """One question to the clients and one answer to all of them."""
+    """One message from each client to the server, and one answer to all of them."""
 
     up: Message
     down: Message
     sketched: tuple[Layout, tuple[int, ...]] | None = None
     """As `Method.sketched`."""
 
-    def __init__(self, *given: Any) -> None:
-        """Of an exchange that `Method.exchange` names, task and settings; one that a method makes itself may take
-        anything."""
+    def __init__(self, *arguments: Any) -> None:
+        """`Method.exchange` is called with task and settings; an exchange that a method creates itself may take other
+        arguments."""
 
     @abstractmethod
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
-        """Values of the `up` message, each with a leading clients axis."""
+        """The cohort, and the values of the `up` message, each with a leading clients axis."""
 
     def in_step(self, server: Tensors, values: Tensors) -> list[bool]:
-        """Of a method that tracks a model: whether each sender has the server's model, as far as its message shows.
-        Called before `server_add`. A sender that is not in step does not enter the sum, and is sent the model."""
+        """For a method that tracks a model: whether each sender holds the server's model, as far as its message shows.
+        Called before `server_add`. A sender that does not is left out of the total and is sent the model."""
         return [True] * len(next(iter(values.values())))
 
     @abstractmethod
     def server_open(self, server: Tensors, round: int) -> Total:
-        """The empty sum."""
+        """A total of no messages."""
 
     @abstractmethod
     def server_add(self, total: Total, ids: list[int], samples: list[int], values: Tensors) -> Total:
-        """Add some clients' decoded messages (leading axis: senders, ascending ids; N_k in `samples`). Called once or
-        more, in the order of ids. The engine reuses the tensors after that: copy values that must last."""
+        """The total with some clients' decoded messages (leading axis: senders, ascending ids; N_k in `samples`).
+        Called once or more, in the order of ids. The engine reuses the tensors afterwards: copy values that must
+        last."""
 
     @abstractmethod
     def server_reply(self, server: Tensors, total: Total, round: int) -> tuple[Tensors, Tensors]:
@@ -183,7 +184,7 @@ Means = dict[str, WeightedMean]
 
 
 class FieldMeans(Exchange[Means]):
-    """An exchange whose server takes the weighted mean of every field of the `up` message."""
+    """An exchange whose server computes the weighted mean of every field of the `up` message."""
 
     def server_open(self, server: Tensors, round: int) -> Means:
         return {field.name: WeightedMean(prod(field.shape)) for field in self.up.fields}
@@ -201,19 +202,20 @@ class Method(ABC):
     personal: ClassVar[bool]
     """Whether every client keeps its own model from round to round."""
     about_last_steps: ClassVar[bool] = False
-    """What messages describe. False: the model before training; the next participants send, receive the answer and
-    train. True: the last local steps; the participants of the last phase send, and the next participants start from the
-    answer (one exchange at most)."""
+    """What messages describe. False: the model before training; the participants of a round send, receive the answer
+    and train. True: the last local steps; the participants of the last phase send, and those of the next phase start
+    from the answer (one exchange at most)."""
     tracks: bool = False
-    """Whether a client must receive every answer of the run, in order, or the resulting model; see `Tracked`."""
+    """Whether a client that was absent must receive all missed answers in order, or the resulting model; see
+    `Tracked`."""
     Settings: ClassVar[type[Any]]
     """Frozen dataclass of the method's own keys of the section [method]."""
     exchange: ClassVar[type[Exchange[Any]] | None] = None
-    """The only exchange, made from task and settings. A method with more of them sets `exchanges` itself."""
+    """Class of the only exchange, called with task and settings. A method with several sets `exchanges` itself."""
     exchanges: tuple[Exchange[Any], ...] = ()
-    """In the order they are held; none for a method that does not communicate."""
+    """The exchanges of a round, in order; empty for a method that does not communicate."""
     sketched: tuple[Layout, tuple[int, ...]] | None = None
-    """The layers the method sketches and the entries kept of each; None if it does not sketch."""
+    """The layers that the method sketches, and the sketch size of each; None if it does not sketch."""
 
     def __init__(self, task: Task, settings: Any) -> None:
         self.task, self.settings = task, settings
@@ -222,17 +224,17 @@ class Method(ABC):
             self.exchanges, self.sketched = (only,), only.sketched
 
     def agreement(self) -> dict[str, int | float | str]:
-        """What both ends must agree on besides layer table, settings, seed and w⁰; it enters the digest of every
-        message."""
+        """What clients and server must agree on besides layer table, settings, seed and w⁰. It enters the digest of
+        every message."""
         return {}
 
     def client_start(self, cohort: Cohort) -> Cohort:
-        """Add the method's state of every client; called once per client, before it first takes part. After that no
-        entry of `state` is added, dropped or changed in shape or dtype."""
+        """Add the method's state of every client; called once per client, before it first takes part. Later no entry of
+        `state` is added or dropped, and none changes its shape or dtype."""
         return cohort
 
     def client_rest(self, cohort: Cohort) -> Cohort:
-        """The state of clients while they do not take part; the next answer must replace everything else."""
+        """What clients keep while they do not take part; the next answer must replace everything else."""
         return cohort if self.personal else cohort.without_model()
 
     def server_start(self) -> Tensors:
@@ -245,31 +247,31 @@ class Method(ABC):
 
     def after_training(self, cohort: Cohort, phase: int, work: ClientWork) -> Cohort:
         """The clients after the local steps of a phase (0 is the start, r + 1 belongs to round r), for instance with a
-        second model trained by `work.train`. `cohort.params` are evaluated after that."""
+        second model trained by `work.train`. Then `cohort.params` are evaluated."""
         return cohort
 
     def global_model(self, cohort: Cohort) -> Tensor | None:
-        """The model all clients share after the exchanges and before the local steps, `[dim]` or `[clients, dim]`;
+        """The model that all clients share after the exchanges and before the local steps, `[dim]` or `[clients, dim]`;
         None if there is none."""
         return None
 
 
 class Tracked(Method):
-    """A mix-in: one model w that both ends hold, `state["model"]` with every client and with the server.
+    """A method with one model w, which every client and the server hold as `state["model"]`.
 
-    Both apply the same answers, so both have the same bits. Before a client that was absent sends or trains again, the
-    server sends it the missed answers in order, or w if that takes fewer bytes. Set `tracks = False` only if every
-    answer is w itself: absent clients then keep no w, and receive only the next answer.
+    All of them apply the same answers, so all have the same bits. Before a client that was absent sends or trains
+    again, the server sends it the missed answers in order, or w if that takes fewer bytes. Set `tracks = False` only if
+    every answer is w itself: then absent clients keep no w and receive only the next answer.
     """
 
     tracks = True
     tracked: tuple[Field, ...] = ()
-    """Values that clients need besides w: fields whose names are keys of both states; a client's state has a clients
-    axis. The server sends them with w or its parts, and answers contain them, too."""
+    """Fields that clients need besides w. Their names are keys of the server's state and of the clients' state (there
+    with a clients axis). Answers contain these fields, and the server sends them with w to clients that were absent."""
     client_zeros: ClassVar[tuple[str, ...]] = ()
-    """What else a client keeps that has the shape of w and starts with zeros, for instance a residual."""
+    """State of a client that has the shape of w and starts with zeros, for instance a residual."""
     server_zeros: ClassVar[tuple[str, ...]] = ()
-    """The same of the server."""
+    """State of the server that has the shape of w and starts with zeros."""
     server_on_device: ClassVar[bool] = False
     """Whether the server keeps its state on `task.device`, not on the host."""
 
@@ -278,8 +280,10 @@ class Tracked(Method):
         return cohort.with_state(model=cohort.params, **zeros)
 
     def client_rest(self, cohort: Cohort) -> Cohort:
-        kept = super().client_rest(cohort)
-        return kept if self.tracks else replace(kept, state={n: v for n, v in kept.state.items() if n != "model"})
+        resting = super().client_rest(cohort)
+        if self.tracks:
+            return resting
+        return replace(resting, state={name: value for name, value in resting.state.items() if name != "model"})
 
     def server_start(self) -> Tensors:
         model = self.task.initial.to(self.task.device) if self.server_on_device else self.task.initial

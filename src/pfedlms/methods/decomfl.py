@@ -3,11 +3,10 @@ Optimization", ICLR 2025.
 
 The paper's algorithm with K local updates of P perturbations each, and where this differs: differences are central, as
 in the authors' code (the algorithm box has forward ones); perturbations are signs instead of normal numbers, so that
-all ends add the same bits; they are named by seed, round and step, so that the server sends no seeds; the mean is
-weighted by N_k (`train.weights = uniform` is the paper's); a client that was absent is sent the scalars that it missed,
-as in the paper, or w where that is fewer bytes. η is the same in all rounds: schedule, momentum, weight decay and
-clipping of [train] only change the ordinary steps that P-acc is of.
-"""
+server and clients add the same bits; they are named by seed, round and step, so that the server sends no seeds; the
+mean is weighted by N_k (`train.weights = uniform` is the paper's); a client that was absent is sent the scalars that it
+missed, as in the paper, or w where that is fewer bytes. η is the same in all rounds: schedule, momentum, weight decay
+and clipping of [train] only change the ordinary steps that P-acc is of."""
 
 from __future__ import annotations
 
@@ -48,46 +47,47 @@ class Slopes(FieldMeans):
         self.up, self.down = (Message(kind, (Floats("slopes", count),)) for kind in (0, 1))
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
-        x, own, slopes = cohort.state["model"], self._settings, []
-        for update in range(own.updates):
-            measured = []
-            for each in range(own.perturbations):
-                move = own.smoothing * self._direction(round, update, each, x.device)
-                above, below = (work.losses(cohort, at, round, update) for at in (x + move, x - move))
-                measured.append((above - below) / (2 * own.smoothing))
-            slopes += measured
-            x = self._moved(x, torch.stack(measured, dim=-1), round, update)
+        x, mu, slopes = cohort.state["model"], self._settings.smoothing, []
+        for update in range(self._settings.updates):
+            g = []
+            for p in range(self._settings.perturbations):
+                move = mu * self._direction(round, update, p, x.device)
+                above, below = (work.losses(cohort, point, round, update) for point in (x + move, x - move))
+                g.append((above - below) / (2 * mu))
+            slopes += g
+            x = self._apply_update(x, torch.stack(g, dim=-1), round, update)
         return cohort, {"slopes": torch.stack(slopes, dim=1)}
 
     def server_reply(self, server: Tensors, total: Means, round: int) -> tuple[Tensors, Tensors]:
         slopes = total["slopes"].result().float()
-        return {"model": self._after(server["model"], slopes, round)}, {"slopes": slopes}
+        return {"model": self._apply_answer(server["model"], slopes, round)}, {"slopes": slopes}
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
         slopes = to_device(values["slopes"], cohort.params.device)
-        return go_on_from(cohort, self._after(cohort.state["model"], slopes, round))
+        return go_on_from(cohort, self._apply_answer(cohort.state["model"], slopes, round))
 
-    def _after(self, model: Tensor, slopes: Tensor, round: int) -> Tensor:
-        """w after an answer, `[dim]` or `[clients, dim]`."""
-        for update, own in enumerate(torch.split(slopes, self._settings.perturbations)):
-            model = self._moved(model, own, round, update)
+    def _apply_answer(self, model: Tensor, slopes: Tensor, round: int) -> Tensor:
+        """w, `[dim]` or `[clients, dim]`, after the K updates with slopes ḡ."""
+        for update, g in enumerate(torch.split(slopes, self._settings.perturbations)):
+            model = self._apply_update(model, g, round, update)
         return model
 
-    def _moved(self, model: Tensor, slopes: Tensor, round: int, update: int) -> Tensor:
-        """A model after one update with slopes `[P]` or `[clients, P]`."""
+    def _apply_update(self, model: Tensor, slopes: Tensor, round: int, update: int) -> Tensor:
+        """x − η/P Σ g_p z_p, with slopes `[P]` or `[clients, P]`."""
         steps = (self._settings.step / self._settings.perturbations) * slopes
-        for each in range(self._settings.perturbations):
-            model = model - steps[..., each : each + 1] * self._direction(round, update, each, model.device)
+        for p in range(self._settings.perturbations):
+            model = model - steps[..., p : p + 1] * self._direction(round, update, p, model.device)
         return model
 
-    def _direction(self, round: int, update: int, each: int, device: torch.device) -> Tensor:
-        key = rng.stream(self._task.seed, "decomfl", round, update, each)
+    def _direction(self, round: int, update: int, p: int, device: torch.device) -> Tensor:
+        """z_p, `[dim]`."""
+        key = rng.stream(self._task.seed, "decomfl", round, update, p)
         return to_device(torch.from_numpy(rng.signs(key, self._task.layout.dim)), device)
 
 
 class DeComFL(Tracked):
-    """Zeroth-order descent on w: clients measure slopes along random directions that all ends know, and a message has
-    nothing but these numbers, whatever the size of the model.
+    """Zeroth-order descent on w: clients measure slopes along random directions that server and clients know. A message
+    contains only these slopes, whatever the size of the model.
 
     Sends K · P floats up and as many down, and takes 2 K P forward passes and no backward pass; a client keeps w. P-acc
     is of a copy of w that each client trains for E ordinary steps. Limits: on a linear loss a slope is exact for every

@@ -25,7 +25,7 @@ class DittoSettings(FedAvgSettings):
 
 
 class Ditto(FedAvg):
-    """FedAvg, and beside it a personal model v_k, which nobody else sees:
+    """FedAvg, and a second, personal model v_k, which the client never sends:
 
         θ_k ← E steps on f_k from w                              ↑ θ_k   ↓ w, as `fedavg`
         v_k ← E steps on f_k(v) + λ/2 ‖v − w‖² from v_k          evaluated: v_k
@@ -47,7 +47,7 @@ class Ditto(FedAvg):
         return replace(cohort.without_model(), state={"own": cohort.state["own"]})
 
     def after_training(self, cohort: Cohort, phase: int, work: ClientWork) -> Cohort:
-        pull: Objective = Proximal(PerClient(cohort.state["shared"]), self.settings.strength)  # w, before local steps
-        pull = pull if self.settings.strength else Objective()
-        own, _ = work.train(cohort.with_model(cohort.state["own"]), pull, phase)
-        return own.with_state(shared=cohort.params, own=own.params)
+        w, strength = cohort.state["shared"], self.settings.strength
+        pull = Proximal(PerClient(w), strength) if strength else Objective()
+        personal, _ = work.train(cohort.with_model(cohort.state["own"]), pull, phase)
+        return personal.with_state(shared=cohort.params, own=personal.params)

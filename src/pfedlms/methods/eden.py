@@ -39,8 +39,7 @@ def chunks_of(dim: int) -> tuple[tuple[int, int], ...]:
     """Cut a vector into (length, padded length) pieces: powers of two from large to small, and a padded rest below
     1,024.
 
-    One pad for the whole vector would waste up to half of the uplink; a scale of 32 bits for every piece costs next to
-    nothing.
+    Padding the whole vector would waste up to half of the uplink; a scale of 32 bits for every piece costs little.
     """
     pieces, rest = [], dim
     while rest >= SMALLEST_CHUNK:
@@ -56,8 +55,8 @@ class Codec:
     """x → (indices, scales) → x̂, with a rotation that is a function of seed, round and client.
 
     For a chunk of padded length d: y = H D x / √d, q = centroid nearest to √d y / ‖x‖, scale = ‖x‖² / ⟨q, y⟩, x̂ =
-    scale · D H q / √d. The scale makes ⟨x̂, x⟩ = ‖x‖² under every rotation, and with it the estimate unbiased over
-    uniform ones; over these only nearly, and not where a few entries are most of x.
+    scale · D H q / √d. The scale makes ⟨x̂, x⟩ = ‖x‖² for every rotation. Over uniform rotations this makes the estimate
+    unbiased; over Hadamard rotations it is nearly so, except where a few entries are most of x.
     """
 
     def __init__(self, dim: int, bits: int, seed: int) -> None:
@@ -83,7 +82,7 @@ class Codec:
         return torch.cat(indices, dim=1), torch.cat(scales, dim=1)
 
     def decode(self, indices: Tensor, scales: Tensor, ids: list[int], round: int) -> Tensor:
-        """The reverse: `[clients, dim]`."""
+        """x̂ `[clients, dim]` from what `encode` returns."""
         parts, at = [], 0
         for number, (length, padded) in enumerate(self.chunks):
             q = self._centroids[indices[:, at : at + padded].long()] * scales[:, number : number + 1]

@@ -37,9 +37,9 @@ class FedAvgSettings(ServerSettings):
 
 
 class Average(FieldMeans):
-    """↑ θ_k      ↓ w = Σ p_k θ_k      then θ_k ← w; running statistics travel behind the model if they are shared
+    """↑ θ_k      ↓ w = Σ p_k θ_k      then θ_k ← w; shared running statistics are sent with the model
 
-    With a server optimiser: ↓ w ← w + step(Σ p_k θ_k − w); statistics are averaged still.
+    With a server optimiser: ↓ w ← w + step(Σ p_k θ_k − w); statistics are averaged as before.
     """
 
     def __init__(self, task: Task, settings: FedAvgSettings) -> None:
@@ -52,8 +52,8 @@ class Average(FieldMeans):
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
         if not self._statistics:
             return cohort, {"model": cohort.params}
-        own = [cohort.buffers[name].flatten(1) for name, _ in self._statistics]
-        return cohort, {"model": cohort.params, "statistics": torch.cat(own, dim=1)}
+        statistics = [cohort.buffers[name].flatten(1) for name, _ in self._statistics]
+        return cohort, {"model": cohort.params, "statistics": torch.cat(statistics, dim=1)}
 
     def server_reply(self, server: Tensors, total: Means, round: int) -> tuple[Tensors, Tensors]:
         means = {name: mean.result() for name, mean in total.items()}

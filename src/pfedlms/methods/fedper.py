@@ -48,7 +48,7 @@ class BodyAverage(FieldMeans):
 
 
 class FedPer(Method):
-    """FedAvg of all layers but the last ones, which each client keeps for itself; both are trained together.
+    """FedAvg of all layers except the last ones, the head, which stays with each client; both are trained together.
 
     Sends the floats of the body up and down; a client keeps its head. Layers are those of the layer table, in the order
     of their registration, and running statistics of batch norm stay local. Limits: an empty head is `fedavg`, to the
@@ -70,7 +70,7 @@ class FedPer(Method):
                 f"{len(layers)} layers and one must be shared; use method local to share none"
             )
         self.body = sum(layer.size for layer in layers[: len(layers) - settings.head])
-        """Entries of the model that are shared, from the first."""
+        """Number of entries of the body, the first part of the model, which is shared."""
         self.exchanges = (BodyAverage(self.body),)
 
     def client_start(self, cohort: Cohort) -> Cohort:

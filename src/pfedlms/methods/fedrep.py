@@ -32,16 +32,16 @@ class FedRepSettings(FedPerSettings):
 
 @dataclass(frozen=True)
 class Frozen(Objective):
-    """Entries from `first` to `last` stay as they are in `kept`; the others are trained on the task's loss."""
+    """Entries `first` to `last` − 1 stay as they are in `model`; the others are trained on the task's loss."""
 
-    kept: PerClient
+    model: PerClient
     """`[clients, dim]`."""
     first: int
     last: int
 
     def after_step(self, params: Tensor, step: int) -> Tensor:
-        kept = self.kept.value
-        return torch.cat([params[:, : self.first], kept[:, self.first : self.last], params[:, self.last :]], dim=1)
+        frozen = self.model.value[:, self.first : self.last]
+        return torch.cat([params[:, : self.first], frozen, params[:, self.last :]], dim=1)
 
 
 class FedRep(FedPer):
@@ -64,6 +64,6 @@ class FedRep(FedPer):
     def after_training(self, cohort: Cohort, phase: int, work: ClientWork) -> Cohort:
         if phase:
             dim = cohort.params.shape[1]
-            kept = Frozen(PerClient(cohort.params), self.body, dim) if self.body < dim else Objective()
-            cohort, _ = work.train(cohort.with_model(cohort.params), kept, phase, self.settings.body_steps)
+            frozen_head = Frozen(PerClient(cohort.params), self.body, dim) if self.body < dim else Objective()
+            cohort, _ = work.train(cohort.with_model(cohort.params), frozen_head, phase, self.settings.body_steps)
         return super().after_training(cohort, phase, work)

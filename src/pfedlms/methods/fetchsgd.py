@@ -21,7 +21,7 @@ from pfedlms import rng
 from pfedlms.backend import to_device
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.methods.contract import ClientWork, FieldMeans, Means, Task, Tracked, go_on_from
-from pfedlms.methods.sparse import add_at, largest
+from pfedlms.methods.sparse import add_at, largest_positions
 from pfedlms.settings import setting
 from pfedlms.wire import Floats, Message, Positions
 
@@ -49,11 +49,11 @@ class CountSketch:
 
     def __init__(self, dim: int, rows: int, columns: int, seed: int) -> None:
         self.shape, self._dim, self._seed = (rows, columns), dim, seed
-        self._on: dict[torch.device, list[Tensor]] = {}
+        self._members_on: dict[torch.device, list[Tensor]] = {}
 
     @cached_property
-    def _hashed(self) -> tuple[Tensor, Tensor]:
-        """Cell (of the flat table) and sign of every entry in every row: `[rows, dim]`."""
+    def _cells_and_signs(self) -> tuple[Tensor, Tensor]:
+        """Cell (in the flat table) and sign of every entry of a vector, in every row of the table: `[rows, dim]`."""
         rows, columns = self.shape
         cells, signs = np.empty((rows, self._dim), np.int64), np.empty((rows, self._dim), np.float32)
         for row in range(rows):
@@ -64,31 +64,31 @@ class CountSketch:
 
     @cached_property
     def _members(self) -> tuple[Tensor, Tensor]:
-        """Entries of every cell and their signs, `[cells, most entries of a cell]`, filled up with entry 0 and sign 0:
-        sums over an axis have one order on a device, and scattered ones do not."""
-        cells, signs = (part.flatten().numpy() for part in self._hashed)
+        """The entries of every cell and their signs, `[cells, most entries of a cell]`, padded with entry 0 and sign 0.
+        A sum over an axis always has the same order on a device; scattered additions do not."""
+        cells, signs = (part.flatten().numpy() for part in self._cells_and_signs)
         order = np.argsort(cells, kind="stable")
         counts = np.bincount(cells, minlength=prod(self.shape))
         place = np.arange(len(cells)) - np.repeat(np.cumsum(counts) - counts, counts)
-        entries, own = (np.zeros((len(counts), counts.max()), kind) for kind in (np.int64, np.float32))
-        entries[cells[order], place], own[cells[order], place] = order % self._dim, signs[order]
-        return torch.from_numpy(entries), torch.from_numpy(own)
+        entries, flips = (np.zeros((len(counts), counts.max()), kind) for kind in (np.int64, np.float32))
+        entries[cells[order], place], flips[cells[order], place] = order % self._dim, signs[order]
+        return torch.from_numpy(entries), torch.from_numpy(flips)
 
     def of(self, vectors: Tensor) -> Tensor:
-        """The tables of `vectors: [clients, dim]`, flat: `[clients, rows · columns]`."""
-        if vectors.device not in self._on:
-            self._on[vectors.device] = [part.to(vectors.device) for part in self._members]
-        entries, signs = self._on[vectors.device]
-        return torch.stack([(own[entries] * signs).sum(dim=1, dtype=torch.float64).float() for own in vectors])
+        """The flat tables of `vectors: [clients, dim]`: `[clients, rows · columns]`."""
+        if vectors.device not in self._members_on:
+            self._members_on[vectors.device] = [part.to(vectors.device) for part in self._members]
+        entries, signs = self._members_on[vectors.device]
+        return torch.stack([(vector[entries] * signs).sum(dim=1, dtype=torch.float64).float() for vector in vectors])
 
     def estimates(self, table: Tensor) -> Tensor:
-        """Of every entry, `[dim]`, from a flat table, on the host."""
-        cells, signs = self._hashed
+        """The estimate of every entry, `[dim]`, from a flat table on the host."""
+        cells, signs = self._cells_and_signs
         return (table[cells] * signs).median(dim=0).values
 
     def cells_of(self, positions: Tensor) -> Tensor:
-        """The cells of some entries in all rows."""
-        return self._hashed[0][:, positions].flatten()
+        """The cells of the entries at `positions`, in all rows."""
+        return self._cells_and_signs[0][:, positions].flatten()
 
 
 class CountSketches(FieldMeans):
@@ -110,7 +110,7 @@ class CountSketches(FieldMeans):
         velocity = (self._settings.momentum * server["velocity"].double() + total["table"].result()).float()
         error = (server["error"].double() + self._settings.gain * velocity.double()).float()
         estimates = self.sketch.estimates(error)
-        positions = largest(estimates[None], self._answer)[0]
+        positions = largest_positions(estimates[None], self._answer)[0]
         sent = {"values": estimates[positions], "positions": positions}
         cells = self.sketch.cells_of(positions)
         cleared = {"velocity": velocity.index_fill(0, cells, 0), "error": error.index_fill(0, cells, 0)}
@@ -122,8 +122,8 @@ class CountSketches(FieldMeans):
 
 
 class FetchSGD(Tracked):
-    """Clients send Count Sketches of their updates and keep no residual; the server keeps momentum and the unsent rest
-    inside the sketch and answers with the largest entries.
+    """Clients send Count Sketches of their updates and keep no residual. The server keeps momentum and the unsent rest
+    as sketches, and answers with the largest entries.
 
     Limits: one row with as many columns as parameters is not FedAvg, because buckets collide; `gain` 0 never moves w.
     """

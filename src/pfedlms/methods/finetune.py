@@ -25,8 +25,8 @@ class FinetuneSettings(FedAvgSettings):
 
 
 class AverageOfShared(Average):
-    """FedAvg's exchange for methods whose clients evaluate another model than they send: θ_k is `state["shared"]`, and
-    between the answer and the end of the local steps w is there."""
+    """FedAvg's exchange for methods whose clients evaluate another model than the one they send. `state["shared"]` is
+    θ_k, the model to send; from the answer to the end of the local steps it is w."""
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
         _, values = super().client_send(replace(cohort, params=cohort.state["shared"]), round, work)
@@ -38,7 +38,7 @@ class AverageOfShared(Average):
 
 
 class Finetune(FedAvg):
-    """FedAvg, and beside it E′ steps on the client's own data, which are evaluated and then dropped:
+    """FedAvg, and E′ more steps from w on the client's own data, whose model is evaluated and then dropped:
 
         θ_k ← E steps on f_k from w          ↑ θ_k   ↓ w, as `fedavg`
         v_k ← E′ steps on f_k from w         evaluated: v_k

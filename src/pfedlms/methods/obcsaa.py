@@ -51,23 +51,23 @@ class OBCSAASettings:
     )
 
 
-def largest(x: Tensor, count: int) -> Tensor:
-    """x: `[rows, dim]` with all but the `count` entries of largest magnitude of each row set to zero."""
-    kept = x.abs().topk(count, dim=1).indices
-    return torch.zeros_like(x).scatter_(1, kept, x.gather(1, kept))
+def keep_largest(x: Tensor, count: int) -> Tensor:
+    """top_κ: x `[rows, dim]` with all but the `count` entries of largest magnitude of each row set to zero."""
+    positions = x.abs().topk(count, dim=1).indices
+    return torch.zeros_like(x).scatter_(1, positions, x.gather(1, positions))
 
 
-def decoded(sketch: Sketch, mean: Tensor, sparsity: int, iterations: int) -> Tensor:
-    """Direction of the clients' mean update from the mean of their signs, ȳ: `[1, m]` → unit `[1, dim]`, or zero where
-    ȳ is.
+def decode_mean_of_signs(sketch: Sketch, mean: Tensor, sparsity: int, iterations: int) -> Tensor:
+    """Direction of the clients' mean update from the mean of their signs, ȳ: `[1, m]` → unit vector `[1, dim]`, or zero
+    if ȳ is zero.
 
         x ← top_κ(x + (Φᵀ(ȳ − tanh(√m Φx))/√m − αx) / (N/m + α)) from x = 0, then x/‖x‖
 
-    The first step takes the largest entries of Φᵀȳ. With a sign for the tanh and without α it would be binary iterative
-    hard thresholding (Jacques, Laska, Boufounos, Baraniuk, IEEE Trans. Inf. Theory 2013), and it comes near that where
-    all clients agree and κ is far below m: x grows and tanh becomes a sign. Where they do not agree, ȳ is small and
-    nearly linear in Φx̄, x̄ = Σ p_k x_k/‖x_k‖ (for a normal φ, E[sign⟨φ, x⟩ φ] = √(2/π) x/‖x‖), and x stays where tanh
-    is linear: a sign in its place would push back wherever it is right already.
+    The first step takes the largest entries of Φᵀȳ. With a sign in place of tanh and without α this is binary iterative
+    hard thresholding (Jacques, Laska, Boufounos, Baraniuk, IEEE Trans. Inf. Theory 2013). It comes near that where all
+    clients agree and κ is far below m: x grows and tanh becomes a sign. Where clients disagree, ȳ is small and nearly
+    linear in Φx̄, x̄ = Σ p_k x_k/‖x_k‖ (for a normal φ, E[sign⟨φ, x⟩ φ] = √(2/π) x/‖x‖), and x stays where tanh is
+    linear. There a sign in place of tanh would push back even where it is right.
 
     It is a descent on Σ [log cosh(√m Φx) − ȳ √m Φx]/m + α/2 ‖x‖², a regression with probabilities (1 + ȳ)/2 of +1; as
     ‖Φ‖² ≤ N/m, no step makes that larger. α = (π/2) κ/m weighs κ normal entries against all the noise there can be
@@ -79,29 +79,28 @@ def decoded(sketch: Sketch, mean: Tensor, sparsity: int, iterations: int) -> Ten
     x = mean.new_zeros(1, sketch.dim)
     for _ in range(1 + iterations):
         residual = (mean - torch.tanh(root * sketch.forward(x))) / root
-        x = largest((1 - step * alpha) * x + step * sketch.adjoint(residual), sparsity)
+        x = keep_largest((1 - step * alpha) * x + step * sketch.adjoint(residual), sparsity)
     return normalize(x, dim=1)
 
 
-def decoded_by_thresholding(sketch: Sketch, mean: Tensor, sparsity: int, iterations: int) -> Tensor:
-    """The same by the paper's decoder, binary iterative hard thresholding (Jacques et al.):
+def decode_by_thresholding(sketch: Sketch, mean: Tensor, sparsity: int, iterations: int) -> Tensor:
+    """The same direction by the paper's decoder, binary iterative hard thresholding (Jacques et al.):
 
     x ← top_κ(x + Φᵀ(ȳ − sign(Φx))) from x = 0, then x/‖x‖
     """
     x = mean.new_zeros(1, sketch.dim)
     for _ in range(1 + iterations):
-        x = largest(x + sketch.adjoint(mean - torch.sign(sketch.forward(x))), sparsity)
+        x = keep_largest(x + sketch.adjoint(mean - torch.sign(sketch.forward(x))), sparsity)
     return normalize(x, dim=1)
 
 
-DECODERS = {"averages": decoded, "biht": decoded_by_thresholding}
+DECODERS = {"averages": decode_mean_of_signs, "biht": decode_by_thresholding}
 
 
 class SparseDirections(FieldMeans):
     """↑ sign(Φ top_κ(w − θ_k)) and its norm      ↓ w ← w − (Σ p_k ‖·‖) · direction decoded from Σ p_k sign(·)
 
-    With `downlink = "sum"` the server sends the mean of the signs and the clients decode it themselves; both ways
-    give the same w.
+    With `downlink = "sum"` the server sends the mean of the signs, and the clients decode it; both give the same w.
     """
 
     def __init__(self, task: Task, settings: OBCSAASettings) -> None:
@@ -116,26 +115,26 @@ class SparseDirections(FieldMeans):
         self.down = Message(1, mean if settings.downlink == "sum" else (Floats("model", dim),))
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
-        update = largest(cohort.state["model"] - cohort.params, self._sparsity)
+        update = keep_largest(cohort.state["model"] - cohort.params, self._sparsity)
         signs = self._sketches.of(round, update.device).forward(update)
         return cohort, {"signs": signs, "norm": update.norm(dim=1, keepdim=True)}
 
     def server_reply(self, server: Tensors, total: Means, round: int) -> tuple[Tensors, Tensors]:
         mean, norm = (total[name].result().float() for name in ("signs", "norm"))
-        model = self._stepped(server["model"].unsqueeze(0), mean, norm).squeeze(0)
+        model = self._step(server["model"].unsqueeze(0), mean, norm).squeeze(0)
         reply = {"mean": mean, "norm": norm} if self._settings.downlink == "sum" else {"model": model}
         return {"model": model}, reply
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
         if self._settings.downlink == "sum":
             received = (to_device(values[name], cohort.params.device) for name in ("mean", "norm"))
-            return go_on_from(cohort, self._stepped(cohort.state["model"], *received))
+            return go_on_from(cohort, self._step(cohort.state["model"], *received))
         return go_on_from(cohort, values["model"])
 
-    def _stepped(self, model: Tensor, mean: Tensor, norm: Tensor) -> Tensor:
-        sketch = self._sketches.of(0, mean.device)
-        decode, chosen = DECODERS[self._settings.decoder], self._settings
-        return model - norm * decode(sketch, mean.unsqueeze(0), self._sparsity, chosen.iterations)
+    def _step(self, model: Tensor, mean: Tensor, norm: Tensor) -> Tensor:
+        """w after an answer: w − norm · decoded direction."""
+        sketch, decode = self._sketches.of(0, mean.device), DECODERS[self._settings.decoder]
+        return model - norm * decode(sketch, mean.unsqueeze(0), self._sparsity, self._settings.iterations)
 
 
 class OBCSAA(Tracked):

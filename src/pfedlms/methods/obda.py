@@ -28,16 +28,16 @@ class OBDASettings:
 
 
 class MajorityOfGradients(Exchange[Tensor]):
-    """↑ sign of the gradient at w      ↓ v, the sign most clients sent      then w ← w − η v on both ends
+    """↑ sign of the gradient at w      ↓ v, the sign that most clients sent      then w ← w − η v everywhere
 
-    The count is unweighted. A sign bit cannot be zero, so zeros are made to cancel out:
+    The count is unweighted. A sign bit cannot be zero, so signs of zeros must cancel out:
 
-    - where its gradient is zero (the weights of an input that is always zero) client k sends + if k + round is even and
-      − if it is odd: half of such clients send each sign, and every client sends the opposite in the next round;
-    - a tie is decided by a random sign, drawn in every even round from a stream named by the seed and reversed in the
+    - Where its gradient is zero (the weights of an input that is always zero), client k sends + if k + round is even
+      and − if it is odd. Half of such clients send each sign, and every client sends the opposite in the next round.
+    - A tie is decided by a random sign, drawn in every even round from a stream named by the seed, and reversed in the
       odd round after it.
 
-    So with the same clients in every round a weight without gradient is never further than η from its start; with
+    With the same clients in every round, a weight without gradient is never further than η from its start. With
     changing participants it moves equally often in both directions.
     """
 

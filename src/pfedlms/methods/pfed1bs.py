@@ -14,8 +14,8 @@ from torch import Tensor
 
 from pfedlms.aggregate import Vote
 from pfedlms.cohort import Cohort, Tensors
-from pfedlms.methods.consensus import Sketches
-from pfedlms.methods.contract import ClientWork, Exchange, Method, Objective, Task
+from pfedlms.methods.consensus import Sketches, VoteOnSymbols
+from pfedlms.methods.contract import ClientWork, Method, Objective, Task
 from pfedlms.settings import setting
 from pfedlms.sketch import Sketch
 from pfedlms.wire import Message, Signs
@@ -30,20 +30,17 @@ class PFed1BSSettings:
     sharpness: float = setting(1e4, "γ: tanh(γ x) stands for sign(x); ∞ is the sign itself", above=0)
 
 
-class VoteOnSigns(Exchange[Vote]):
+class VoteOnSigns(VoteOnSymbols):
     """↑ sign(Φ θ_k), one bit each      ↓ v = sign(Σ N_k sign(Φ θ_k)), one bit each; an even split gives +1"""
 
     def __init__(self, task: Task, settings: PFed1BSSettings) -> None:
         self._sketches = Sketches.of_whole_model(task, settings.ratio)
         self.sketched = self._sketches.layout, self._sketches.sizes
-        (self._size,) = self._sketches.sizes
-        self.up, self.down = (Message(kind, (Signs("signs", self._size),)) for kind in (0, 1))
+        super().__init__(self._sketches.sizes, thresholds=1)
+        self.up, self.down = (Message(kind, (Signs("signs", *self._sketches.sizes),)) for kind in (0, 1))
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
         return cohort, {"signs": self._sketches.of(round, cohort.params.device).forward(cohort.params)}
-
-    def server_open(self, server: Tensors, round: int) -> Vote:
-        return Vote(self._size, thresholds=1)
 
     def server_add(self, total: Vote, ids: list[int], samples: list[int], values: Tensors) -> Vote:
         total.add((values["signs"] > 0).to(torch.uint8).numpy(), samples)

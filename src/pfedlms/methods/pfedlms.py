@@ -60,7 +60,7 @@ class PulledTowardsConsensus(Pull, Objective):
     """f_k + λ R̃_ρ: the gradient of the regulariser in closed form."""
 
     def check_values(self) -> None:
-        """Nothing to do: values of messages are checked when they are decoded."""
+        """Check nothing: the values come from messages, which are checked when they are decoded."""
 
 
 class PFedLMS(Method):
@@ -73,14 +73,14 @@ class PFedLMS(Method):
 
     def __init__(self, task: Task, settings: PFedLMSSettings) -> None:
         super().__init__(task, settings)
-        layout = task.layout if settings.layerwise else task.layout.whole()
+        layout = task.layout if settings.layerwise else task.layout.as_one_layer()
         self._sketches = Sketches(layout, settings.ratio, task.seed, settings.refresh)
-        chosen = settings.spacing == "quantile"
-        quantiles = normal_quantiles(settings.thresholds) if chosen else lloyd_max(settings.thresholds + 1)[1]
+        count, by_quantile = settings.thresholds, settings.spacing == "quantile"
+        quantiles = normal_quantiles(count) if by_quantile else lloyd_max(count + 1)[1]
         self.sketched = self._sketches.layout, self._sketches.sizes
         self.exchanges = (
             AgreeOnThresholds(self._sketches, quantiles, settings.pooling),
-            VoteOnSymbols(self._sketches.sizes, settings.thresholds),
+            VoteOnSymbols(self._sketches.sizes, count),
         )
         self._warn(narrowest_interval(quantiles))
 
@@ -89,29 +89,29 @@ class PFedLMS(Method):
 
     def pull(self, cohort: Cohort, round: int) -> PulledTowardsConsensus:
         """λ R̃_ρ towards what the cohort's clients agreed on in this round."""
-        chosen, received = self.settings, cohort.heard
-        sketch = self._sketches.of(round, cohort.params.device)
-        scale = received["deviation"]
-        if chosen.absolute:
-            scale = (scale > 0).to(scale.dtype)  # a layer that has no deviation has no pull in either case
-        agreed = received["thresholds"], scale, received["consensus"]
-        return PulledTowardsConsensus(sketch, *agreed, chosen.strength, chosen.smoothing)
+        settings, heard, scale = self.settings, cohort.heard, cohort.heard["deviation"]
+        if settings.absolute:
+            scale = (scale > 0).to(scale.dtype)  # a layer without deviation has no pull in either case
+        return PulledTowardsConsensus(
+            self._sketches.of(round, cohort.params.device), heard["thresholds"], scale, heard["consensus"],
+            settings.strength, settings.smoothing,
+        )  # fmt: skip
 
     def _warn(self, narrowest: float) -> None:
-        chosen = self.settings
-        if narrowest < 2 * chosen.smoothing and not chosen.absolute:
+        settings = self.settings
+        if narrowest < 2 * settings.smoothing and not settings.absolute:
             warnings.warn(
-                f"method.smoothing: with {chosen.thresholds} thresholds the narrowest interval is {narrowest:.3g} "
-                f"σ̄, less than 2ρ = {2 * chosen.smoothing:.3g} σ̄, "
+                f"method.smoothing: with {settings.thresholds} thresholds the narrowest interval is {narrowest:.3g} "
+                f"σ̄, less than 2ρ = {2 * settings.smoothing:.3g} σ̄, "
                 f"so the pull never vanishes there; use method.smoothing below {narrowest / 2:.2g} or fewer thresholds",
                 stacklevel=3,
             )
-        step = 2 * self.task.learning_rate * chosen.strength / chosen.ratio
+        step = 2 * self.task.learning_rate * settings.strength / settings.ratio
         # AdamW's steps are about η long, whatever the gradient. The factor allows for rounding.
         if step > 0.2 * (1 + 1e-9) and self.task.optimizer == "sgd":
             warnings.warn(
                 f"method.strength: 2 η λ / ratio = {step:.3g}; "
                 "beyond 0.2 a single step throws sketched coordinates past their interval and training can "
-                f"break down; use method.strength of at most {0.1 * chosen.ratio / self.task.learning_rate:.2g}",
+                f"break down; use method.strength of at most {0.1 * settings.ratio / self.task.learning_rate:.2g}",
                 stacklevel=3,
             )

@@ -49,8 +49,8 @@ class ControlledAverage(FieldMeans):
         model = (mean if self._step == 1 else w + self._step * (mean - w)).float()
         share, change = total["change"].clients / self._clients, total["change"].result()
         control = (server["control"] + share * change).float()
-        after = {"model": model, "control": control}
-        return after, after
+        state = {"model": model, "control": control}
+        return state, state
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
         after = go_on_from(cohort, values["model"]).with_heard(control=values["control"])
@@ -94,20 +94,20 @@ class Scaffold(Tracked):
             )
 
     def client_rest(self, cohort: Cohort) -> Cohort:
-        kept = super().client_rest(cohort)
-        return replace(kept, state={"control": kept.state["control"]})  # its change was sent
+        resting = super().client_rest(cohort)
+        return replace(resting, state={"control": resting.state["control"]})  # the change was sent
 
     def objective(self, cohort: Cohort, round: int) -> Objective:
         return Corrected(PerClient(cohort.heard["control"] - cohort.state["control"]))
 
     def after_training(self, cohort: Cohort, phase: int, work: ClientWork) -> Cohort:
         control = cohort.heard.get("control", torch.zeros_like(cohort.params[0]))  # none before the first answer
-        steps = [[self._steps(self.task.steps_of(samples))] for samples in cohort.samples]
-        walked = (cohort.state["model"] - cohort.params) / torch.tensor(steps, device=control.device)
-        change = walked / self.task.rate(phase) - control
+        steps = [[self._effective_steps(self.task.steps_of(samples))] for samples in cohort.samples]
+        mean_step = (cohort.state["model"] - cohort.params) / torch.tensor(steps, device=control.device)
+        change = mean_step / self.task.rate(phase) - control
         return cohort.with_state(control=cohort.state["control"] + change, change=change)
 
-    def _steps(self, steps: int) -> float:
+    def _effective_steps(self, steps: int) -> float:
         """The sum of the factors by which E steps multiply their gradients: E, or Σ (1 − β^j) / (1 − β), j = 1 … E."""
         beta = self.task.momentum
         return float(steps) if beta == 0 else sum((1 - beta**j) / (1 - beta) for j in range(1, steps + 1))

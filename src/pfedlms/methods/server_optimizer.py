@@ -1,4 +1,4 @@
-"""Server optimisers: from the clients' mean update to the step of the model, for every method that has a mean.
+"""Server optimisers: they turn the clients' mean update into the step of the model.
 
 Step and momentum (FedAvgM): Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated
 Visual Classification", 2019. FedAdam and FedYogi: Reddi et al., "Adaptive Federated Optimization", ICLR 2021.
@@ -12,8 +12,8 @@ experiments ran optimisers of Keras, whose v begins with 0 and which correct the
 is 0 unless it is set. Δ is weighted by N_k, as in their experiments (`train.weights = uniform` is the algorithm's).
 Momentum of sgd is the equation of Hsu et al., without Nesterov's acceleration, which their experiments have.
 
-All is computed in float64, entry by entry, and u and v are kept as float32. Only the server computes this, so clients
-need not agree on it to the bit.
+Everything is computed in float64, entry by entry; u and v are stored as float32. Only the server computes this, so
+clients need not agree on it to the bit.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ServerSettings:
 
 
 class ServerOptimizer:
-    """Mean update in, step out; see the module."""
+    """Turns a mean update into a step by the equations above."""
 
     def __init__(self, step: float = 1.0, settings: ServerSettings | None = None) -> None:
         self._step, self._settings = step, settings or ServerSettings()
@@ -58,24 +58,25 @@ class ServerOptimizer:
         return self._step == 1 and self._settings.server_momentum == 0 and self._settings.server_optimizer == "sgd"
 
     def start(self, like: Tensor) -> Tensors:
-        """The optimiser's first state for vectors like this one; empty if a step is the mean update itself."""
-        own = self._settings
-        if own.server_optimizer == "sgd":
+        """The optimiser's first state for vectors like `like`; empty if a step is the mean update itself."""
+        settings = self._settings
+        if settings.server_optimizer == "sgd":
             return {} if self.is_plain else {"update": torch.zeros_like(like)}
-        return {"update": torch.zeros_like(like), "square": torch.full_like(like, own.server_epsilon**2)}
+        return {"update": torch.zeros_like(like), "square": torch.full_like(like, settings.server_epsilon**2)}
 
     def step(self, server: Tensors, mean: Tensor) -> tuple[Tensors, Tensor]:
-        """The optimiser's parts of the server's state, and the step from the mean update: `[dim]`, float64."""
+        """The optimiser's next state, which is part of the server's, and the step for a mean update: `[dim]`,
+        float64."""
         if self.is_plain:
             return {}, mean
-        own = self._settings
-        beta, decay, u = own.server_momentum, own.server_decay, server["update"].double()
-        if own.server_optimizer == "sgd":
+        settings = self._settings
+        beta, decay, u = settings.server_momentum, settings.server_decay, server["update"].double()
+        if settings.server_optimizer == "sgd":
             u = beta * u + mean
             return {"update": u.float()}, self._step * u
         u, v, square = beta * u + (1 - beta) * mean, server["square"].double(), mean * mean
-        if own.server_optimizer == "adam":
+        if settings.server_optimizer == "adam":
             v = decay * v + (1 - decay) * square
         else:
             v = v - (1 - decay) * square * torch.sign(v - square)
-        return {"update": u.float(), "square": v.float()}, self._step * u / (v.sqrt() + own.server_epsilon)
+        return {"update": u.float(), "square": v.float()}, self._step * u / (v.sqrt() + settings.server_epsilon)

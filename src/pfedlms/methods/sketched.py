@@ -1,5 +1,5 @@
-"""What `sketchvote` and `sketchmean` share: clients send signs of a sketch of their update to w, which all ends track,
-and from time to time a digest of w that shows whether they do."""
+"""What `sketchvote` and `sketchmean` share. Clients and server track one model w. Clients send the signs of a sketch of
+their update and, every few rounds, a digest of w, which shows whether they hold the server's w."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DIGEST_BYTES = 8
 Total = TypeVar("Total")
 
 
-# Settings of both methods; where they stand among the others is part of the order of all.
+# Settings of both methods. Each method declares them at its own place, because the order of settings is fixed.
 ALLOCATION = partial(
     setting, 1.0, "a: rows of a layer are shared out in proportion to N^a; 1 is the same ratio for every layer",
     minimum=0, maximum=8,
@@ -36,30 +36,35 @@ CHECK_EVERY = partial(
 )
 
 
-class Due(Mask):
-    """Whether a digest follows. Messages are measured without one, the usual case."""
+class DigestFlag(Mask):
+    """Whether a digest follows. The example has none, because most messages have none."""
 
     def example(self) -> NDArray[np.bool_]:
         return np.zeros(self.shape, dtype=np.bool_)
 
 
 class SketchedUpdates(Exchange[Total]):
-    """An exchange whose clients sketch their updates. Messages up end with two fields: after `check_every` rounds
-    without a check 1 and the first 8 bytes of the SHA-256 of the w a client trained from; else 0 and nothing."""
+    """An exchange whose clients sketch their updates. Messages up end with two fields, a flag and a digest: if the last
+    digest is `check_every` rounds old, 1 and the first 8 bytes of the SHA-256 of the w that the client trained from;
+    else 0 and nothing."""
 
-    def __init__(self, task: Task, settings: Any, up: tuple[Field, ...], down: tuple[Field, ...]) -> None:
-        self._sketches, self._every = sketches_of(task, settings), settings.check_every
+    def __init__(self, task: Task, settings: Any) -> None:
+        self._sketches = Sketches(task.layout, settings.ratio, task.seed, settings.refresh, settings.allocation)
         self.sketched = self._sketches.layout, self._sketches.sizes
-        self.up = Message(0, (*up, Due("checked", 1), MaskedBytes("digest", "checked", DIGEST_BYTES)))
+        self._every = settings.check_every
+
+    def declare(self, up: tuple[Field, ...], down: tuple[Field, ...]) -> None:
+        """Set both messages; `up` gets the flag and the digest behind its fields."""
+        self.up = Message(0, (*up, DigestFlag("checked", 1), MaskedBytes("digest", "checked", DIGEST_BYTES)))
         self.down = Message(1, down)
 
-    def checked(self, cohort: Cohort, round: int, last: Tensor, scales: Tensor) -> tuple[Cohort, Tensors]:
-        """The clients after they sent, and the values of the last two fields. `last` is `cohort.state["checked"]` and
-        `scales: [clients, layers]` the size of their sketches, both on the host."""
-        fine = torch.isfinite(scales).all(dim=1).tolist()  # any number in an update that is not finite makes them so
-        if not all(fine):
+    def add_digests(self, cohort: Cohort, round: int, last: Tensor, scales: Tensor) -> tuple[Cohort, Tensors]:
+        """The clients after they sent, and the values of flag and digest. `last` is `cohort.state["checked"]`, and
+        `scales: [clients, layers]` is the size of their sketches; both are on the host."""
+        finite = torch.isfinite(scales).all(dim=1).tolist()  # false if any number of an update is not finite
+        if not all(finite):
             raise DivergedError(
-                f"round {round + 1}: the update of client {cohort.ids[fine.index(False)]} is not finite or too large "
+                f"round {round + 1}: the update of client {cohort.ids[finite.index(False)]} is not finite or too large "
                 "to be sketched; lower train.learning_rate or method.gain"
             )
         device, model = cohort.params.device, cohort.state["model"]
@@ -79,16 +84,12 @@ class SketchedUpdates(Exchange[Total]):
 
 
 def digests_of(models: Tensor) -> Tensor:
-    """The first bytes of SHA-256 of every model, as little-endian float32: `[clients, dim]` → uint8 `[clients, 8]`, on
-    the host."""
+    """The first bytes of the SHA-256 of every model as little-endian float32: `[clients, dim]` → uint8 `[clients, 8]`
+    (or `[1, 8]` if all models are equal), on the host."""
     if bool((models.view(torch.int32) == models[0].view(torch.int32)).all()):
-        models = models[:1]  # all are equal, and hashing takes longer than comparing
-    digests = [hashlib.sha256(own.astype("<f4").tobytes()).digest()[:DIGEST_BYTES] for own in models.cpu().numpy()]
+        models = models[:1]  # all are equal, and comparing is faster than hashing
+    digests = [hashlib.sha256(model.astype("<f4").tobytes()).digest()[:DIGEST_BYTES] for model in models.cpu().numpy()]
     return torch.tensor([list(digest) for digest in digests], dtype=torch.uint8)
-
-
-def sketches_of(task: Task, settings: Any) -> Sketches:
-    return Sketches(task.layout, settings.ratio, task.seed, settings.refresh, settings.allocation)
 
 
 class Sketched(Tracked):
@@ -99,14 +100,20 @@ class Sketched(Tracked):
     paper = "a method of this package; see docs/methods.md for what it owes to others"
     server_on_device = True
 
-    def agreement(self) -> dict[str, int | float | str]:
-        """With an allocation m comes from a power in floating point, so both ends compare their results."""
+    @property
+    def sketch_sizes(self) -> tuple[int, ...]:
+        """m of every layer."""
         assert self.sketched is not None
-        return {"rows": ",".join(map(str, self.sketched[1]))}
+        return self.sketched[1]
+
+    def agreement(self) -> dict[str, int | float | str]:
+        """m of every layer: with an allocation it comes from a power in floating point, which machines may round
+        differently."""
+        return {"rows": ",".join(map(str, self.sketch_sizes))}
 
     def client_start(self, cohort: Cohort) -> Cohort:
-        """Clients count as checked in round 0, because the digest of every frame covers w⁰."""
+        """Start with a check in round 0, because the digest of every frame covers w⁰."""
         checked = torch.zeros(len(cohort.ids), 1, dtype=torch.int64, device=cohort.params.device)
         started = super().client_start(cohort)
-        # Records of absent clients on the disk have this order, see `engine.participation`.
+        # The records of absent clients on disk have this order, see `engine.participation`.
         return replace(started, state={"model": started.state["model"], "checked": checked, **started.state})

@@ -32,13 +32,13 @@ from pfedlms.backend import to_host
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.errors import UsageError
 from pfedlms.methods.contract import ClientWork, Task, go_on_from
-from pfedlms.methods.sketched import ALLOCATION, CHECK_EVERY, REFRESH, Sketched, SketchedUpdates, sketches_of
+from pfedlms.methods.sketched import ALLOCATION, CHECK_EVERY, REFRESH, Sketched, SketchedUpdates
 from pfedlms.settings import setting
 from pfedlms.wire import Bits, Floats
 
 MOST_ROWS = 1 << 24
 FEWEST = 0.2
-"""Share of the clients below which the method loses to others (docs/results.md)."""
+"""With a smaller share of participants other methods are better (docs/results.md)."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class SketchVoteSettings:
 
 @dataclass
 class CountedVotes:
-    """The server's sum: the vote, and every client's N_k and s_k, `[layers]`."""
+    """The server's total: the vote, and every client's N_k and s_k, `[layers]`."""
 
     vote: SignVote
     samples: list[int] = field(default_factory=list)
@@ -66,28 +66,29 @@ class ResidualSignVote(SketchedUpdates[CountedVotes]):
     y_k = Φ^r x_k            per layer, m of N rows
     ↑ sign(y_k), s_k         one bit each, sign(0) = +1; the root mean square of y_k, one float32 per layer
     ↓ v, s̄                   v = sign(Σ N_k sign(y_k)); the weighted median of the s_k; over those with s_k > 0
-    w ← w + c (D H Sᵀ v)     on all ends, c_l = g √(2/π) s̄ √m / N; a layer with c_l = 0 is left alone
+    w ← w + c (D H Sᵀ v)     server and clients, c_l = g √(2/π) s̄ √m / N; a layer with c_l = 0 is left alone
     e_k ← x_k − (m/N) Φᵀ y_k the sent part is removed, whatever the vote was, and also if the message was lost
 
-    For a normal y_k, E|y| = √(2/π) s: so c (D H Sᵀ v) is the (m/N) Φᵀ of v with the size that y has on average.
+    For a normal y_k, E|y| = √(2/π) s: so c (D H Sᵀ v) is g (m/N) Φᵀ of v, scaled to the mean magnitude of y.
     """
 
     def __init__(self, task: Task, settings: SketchVoteSettings) -> None:
-        layers, sizes = task.layout.layers, sketches_of(task, settings).sizes
+        super().__init__(task, settings)
+        layers, sizes = task.layout.layers, self._sketches.sizes
         # c_l over s̄, in float64 from left to right.
         factors = [settings.gain * sqrt(2 / pi) * sqrt(m) / layer.pad for layer, m in zip(layers, sizes, strict=True)]
         self._factors = np.array(factors, dtype=np.float64)
-        # In one process all ends receive the same answer and compute its step once.
+        # In a simulation the server and all clients have the same answer, so its step is computed once.
         self._step = lru_cache(maxsize=1)(self._step_of)
         fields = Bits("signs", sum(sizes)), Floats("scale", len(layers), minimum=0)
-        super().__init__(task, settings, fields, fields)
+        self.declare(fields, fields)
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
         sketch = self._sketches.of(round, cohort.params.device)
         sketched, unsent = sketch.split(cohort.params, cohort.state["model"], cohort.state["residual"])
         signs, scales, last = to_host(*sketch.signs_and_rms(sketched), cohort.state["checked"])
-        after, checked = self.checked(cohort.with_state(residual=unsent), round, last, scales)
-        return after, {"signs": signs, "scale": scales, **checked}
+        after, digests = self.add_digests(cohort.with_state(residual=unsent), round, last, scales)
+        return after, {"signs": signs, "scale": scales, **digests}
 
     def server_open(self, server: Tensors, round: int) -> CountedVotes:
         return CountedVotes(SignVote(self._sketches.sizes))
@@ -99,17 +100,16 @@ class ResidualSignVote(SketchedUpdates[CountedVotes]):
         return CountedVotes(total.vote, [*total.samples, *samples], [*total.scales, *scales])
 
     def server_reply(self, server: Tensors, total: CountedVotes, round: int) -> tuple[Tensors, Tensors]:
-        signs = total.vote.result()
-        # If no client was in step, every median is 0, and w stays.
-        sent = np.array(total.scales, dtype=np.float32).reshape(-1, len(self._factors))
-        scales = weighted_medians(total.samples, sent)
-        answer = {"signs": torch.from_numpy(signs), "scale": torch.from_numpy(scales)}
-        return {"model": self._moved(server["model"], answer, round)}, answer
+        # If no client held the server's w, every median is 0, and w stays.
+        scales = np.array(total.scales, dtype=np.float32).reshape(-1, len(self._factors))
+        medians = weighted_medians(total.samples, scales)
+        answer = {"signs": torch.from_numpy(total.vote.result()), "scale": torch.from_numpy(medians)}
+        return {"model": self._apply_answer(server["model"], answer, round)}, answer
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
-        return go_on_from(cohort, self._moved(cohort.state["model"], values, round))
+        return go_on_from(cohort, self._apply_answer(cohort.state["model"], values, round))
 
-    def _moved(self, model: Tensor, answer: Tensors, round: int) -> Tensor:
+    def _apply_answer(self, model: Tensor, answer: Tensors, round: int) -> Tensor:
         """w after an answer, `[dim]` or `[clients, dim]` as `model` is."""
         return model + self._step(round, model.device, *(answer[name].numpy().tobytes() for name in ("signs", "scale")))
 
@@ -120,10 +120,10 @@ class ResidualSignVote(SketchedUpdates[CountedVotes]):
 
 
 class SketchVote(Sketched):
-    """One model for all, moved by votes on fresh random directions; every client trains from it and keeps its unsent
-    update as a residual.
+    """One model for all, moved by votes on fresh random directions. Every client trains from it and keeps what it has
+    not sent of its updates as a residual.
 
-    Running statistics of batch norm stay with their clients, as FedAvg's do unless it shares them; group norm has none.
+    Running statistics of batch norm stay with the clients, as in FedAvg unless it shares them; group norm has none.
 
     Limits: `gain` 0 never moves w, which is E steps from w⁰ for everyone; with the values of y_k instead of their signs
     and `ratio` 1 it is FedAvg (tests/methods/test_sketchvote.py). With one client it is signSGD on random
@@ -136,7 +136,7 @@ class SketchVote(Sketched):
 
     def __init__(self, task: Task, settings: SketchVoteSettings) -> None:
         super().__init__(task, settings)
-        most = max(sketches_of(task, settings).sizes)
+        most = max(self.sketch_sizes)
         if most > MOST_ROWS:
             raise UsageError(
                 f"method.ratio: got {settings.ratio:g}, which keeps {most} rows of a layer, expected at "

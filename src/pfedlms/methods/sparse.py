@@ -1,9 +1,9 @@
-"""Updates of which only the largest entries travel, and the exchange in which both ends keep the rest."""
+"""An exchange in which clients and server send only the largest entries of an update, and keep the rest as a
+residual."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -17,11 +17,11 @@ from pfedlms.wire.fields import Field
 _LOW = (1 << 32) - 1
 
 
-def largest(x: Tensor, count: int) -> Tensor:
-    """Places of the `count` entries of largest magnitude in every row of x `[rows, dim]`, ascending; of equal
+def largest_positions(x: Tensor, count: int) -> Tensor:
+    """Positions of the `count` entries of largest magnitude in every row of x `[rows, dim]`, ascending; of equal
     magnitudes the first.
 
-    Bit patterns of non-negative floats have the order of the floats. A pattern followed by the reversed index is a
+    Bit patterns of non-negative floats have the same order as the floats. A pattern followed by the reversed index is a
     unique key, so the result does not depend on how a device sorts equal magnitudes.
     """
     index = torch.arange(x.shape[1], device=x.device)
@@ -30,13 +30,14 @@ def largest(x: Tensor, count: int) -> Tensor:
 
 
 def add_at(model: Tensor, positions: Tensor, values: Tensor) -> Tensor:
-    """`model: [dim]` or `[clients, dim]` with `values` added at `positions`; others keep their bits, also −0."""
-    places = positions.expand(*model.shape[:-1], -1)
-    return model.scatter(-1, places, model.gather(-1, places) + values)
+    """`model: [dim]` or `[clients, dim]` with `values` added at `positions`; all other entries keep their bits, even
+    −0."""
+    index = positions.expand(*model.shape[:-1], -1)
+    return model.scatter(-1, index, model.gather(-1, index) + values)
 
 
 class Compressor(ABC):
-    """x → some of its entries, with fewer bits each: the fields of a message, of which one is "positions"."""
+    """C(x): some entries of x, with fewer bits each, as the fields of a message; one field is "positions"."""
 
     def __init__(self, count: int, dim: int, *fields: Field) -> None:
         self.fields = (*fields, Positions("positions", count, dim))
@@ -47,37 +48,37 @@ class Compressor(ABC):
 
     @abstractmethod
     def values(self, sent: Tensors) -> Tensor:
-        """What was sent for each position, `[…, count]`."""
+        """The value that was sent for each position, `[…, count]`."""
 
     def compress_one(self, x: Tensor) -> Tensors:
         """`compress` of x `[dim]`."""
         return {name: value.squeeze(0) for name, value in self.compress(x.unsqueeze(0)).items()}
 
-    def moved(self, model: Tensor, sent: Tensors) -> Tensor:
-        """w after an answer, `[dim]` or `[clients, dim]`."""
+    def add_to(self, model: Tensor, sent: Tensors) -> Tensor:
+        """`model`, `[dim]` or `[clients, dim]`, plus what was sent."""
         return add_at(model, sent["positions"], self.values(sent))
 
-    def rest(self, x: Tensor, sent: Tensors) -> Tensor:
-        """x without what was sent of it."""
-        return x - self.moved(torch.zeros_like(x), sent)
+    def unsent(self, x: Tensor, sent: Tensors) -> Tensor:
+        """x minus what was sent of it: the residual."""
+        return x - self.add_to(torch.zeros_like(x), sent)
 
 
 class CompressedUpdates(Exchange[tuple[Tensor, int]]):
     """↑ C(x_k), x_k = θ_k − w + β e_k, then e_k ← x_k − C(x_k)
-    ↓ C(x), x = step(Σ p_k C(x_k)) + β e, then e ← x − C(x); and w ← w + C(x) on both ends"""
+    ↓ C(x), x = step(Σ p_k C(x_k)) + β e, then e ← x − C(x); server and clients: w ← w + C(x)"""
 
-    def __init__(self, ways: Iterable[Compressor], decay: float) -> None:
-        (self._up, self._down), self._decay = ways, decay
+    def __init__(self, up: Compressor, down: Compressor, decay: float) -> None:
+        self._up, self._down, self._decay = up, down, decay
         self.up, self.down = Message(0, self._up.fields), Message(1, self._down.fields)
 
     @abstractmethod
     def step(self, server: Tensors, total: Tensor, weight: int) -> tuple[Tensors, Tensor]:
-        """The server's state besides w and e, and its step from Σ N_k C(x_k) and Σ N_k, `[dim]` in float64."""
+        """The server's state besides w and e, and its step, `[dim]` in float64, from Σ N_k C(x_k) and Σ N_k."""
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
         x = cohort.params - cohort.state["model"] + self._decay * cohort.state["residual"]
         sent = self._up.compress(x)
-        return cohort.with_state(residual=self._up.rest(x, sent)), sent
+        return cohort.with_state(residual=self._up.unsent(x, sent)), sent
 
     def server_open(self, server: Tensors, round: int) -> tuple[Tensor, int]:
         return torch.zeros_like(server["model"], dtype=torch.float64), 0
@@ -96,9 +97,9 @@ class CompressedUpdates(Exchange[tuple[Tensor, int]]):
         moments, step = self.step(server, *total)
         x = (step + self._decay * server["residual"]).float()
         sent = self._down.compress_one(x)
-        model, residual = self._down.moved(server["model"], sent), self._down.rest(x, sent)
+        model, residual = self._down.add_to(server["model"], sent), self._down.unsent(x, sent)
         return {"model": model, "residual": residual, **moments}, sent
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
         sent = {name: to_device(value, cohort.params.device) for name, value in values.items()}
-        return go_on_from(cohort, self._down.moved(cohort.state["model"], sent))
+        return go_on_from(cohort, self._down.add_to(cohort.state["model"], sent))

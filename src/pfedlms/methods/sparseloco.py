@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pfedlms.cohort import Tensors
 from pfedlms.methods.contract import Task, Tracked
-from pfedlms.methods.sparse import CompressedUpdates, Compressor, largest
+from pfedlms.methods.sparse import CompressedUpdates, Compressor, largest_positions
 from pfedlms.settings import setting
 from pfedlms.wire import Floats, Symbols
 
@@ -35,51 +35,51 @@ class SparseLoCoSettings:
 
 
 class Chunks(Compressor):
-    """Q(Top-k(x)): the largest entries of every chunk, with one of four values of their layer.
+    """Q(Top-k(x)): the largest entries of every chunk, each with one of its layer's four values.
 
-    With m the mean magnitude of the entries kept in a layer, a code is 0 below −m, 1 to 0, 2 below m and 3 from there
-    on; it stands for the mean of the layer's entries that have it.
+    With m the mean magnitude of the entries kept in a layer, an entry below −m has code 0, below 0 code 1, below m code
+    2, and else code 3. A code stands for the mean of the layer's entries that have it.
     """
 
     def __init__(self, task: Task, size: int, density: float) -> None:
         self._parts: list[tuple[int, int, int, int]] = []
-        """First entry, chunks, entries of a chunk, and those kept of it."""
+        """Chunks of one length: first entry, number of chunks, entries of a chunk, and entries kept of a chunk."""
         kept = []
         for layer in task.layout.layers:
-            whole, rest = divmod(layer.size, size)
-            parts = [(layer.offset, whole, size), (layer.offset + whole * size, 1, rest)]
-            own = [(at, count, each, max(1, int(density * each))) for at, count, each in parts if count and each]
-            self._parts += own
-            kept.append(sum(count * few for _, count, _, few in own))
-        self.kept = tuple(kept)
+            full, rest = divmod(layer.size, size)
+            chunks = (layer.offset, full, size), (layer.offset + full * size, 1, rest)
+            parts = [(*chunk, max(1, int(density * chunk[2]))) for chunk in chunks if chunk[1] and chunk[2]]
+            self._parts += parts
+            kept.append(sum(count * k for _, count, _, k in parts))
+        self._kept = kept
         """Entries kept of every layer."""
         levels, codes = Floats("levels", _LEVELS * len(kept)), Symbols("codes", (sum(kept),), _LEVELS)
         super().__init__(sum(kept), task.layout.dim, levels, codes)
 
     def positions(self, x: Tensor) -> Tensor:
         """The largest entries of every chunk of the rows of x `[rows, dim]`, ascending; of equal ones the first."""
-        found = []
-        for at, count, each, few in self._parts:
-            chunks = x[:, at : at + count * each].reshape(-1, each)
-            starts = at + each * torch.arange(count, device=x.device).unsqueeze(1)
-            found.append((largest(chunks, few).view(len(x), count, few) + starts).flatten(1))
-        return torch.cat(found, dim=1)
+        positions = []
+        for start, count, length, k in self._parts:
+            chunks = x[:, start : start + count * length].reshape(-1, length)
+            starts = start + length * torch.arange(count, device=x.device).unsqueeze(1)
+            positions.append((largest_positions(chunks, k).view(len(x), count, k) + starts).flatten(1))
+        return torch.cat(positions, dim=1)
 
     def compress(self, x: Tensor) -> Tensors:
         positions = self.positions(x)
-        layers = torch.split(x.gather(1, positions).double(), list(self.kept), dim=1)
+        layers = torch.split(x.gather(1, positions).double(), self._kept, dim=1)
         codes, levels = [], []
-        for own in layers:
-            m = own.abs().mean(dim=1, keepdim=True)
-            code = (own >= -m).long() + (own >= 0).long() + (own >= m).long()
-            has = [code == level for level in range(_LEVELS)]
-            means = [(own * each).sum(dim=1) / each.sum(dim=1).clamp(min=1) for each in has]
+        for entries in layers:
+            m = entries.abs().mean(dim=1, keepdim=True)
+            code = (entries >= -m).long() + (entries >= 0).long() + (entries >= m).long()
+            masks = [code == level for level in range(_LEVELS)]
+            means = [(entries * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1) for mask in masks]
             codes.append(code.to(torch.uint8))
             levels.append(torch.stack(means, dim=1).float())
         return {"levels": torch.cat(levels, dim=1), "codes": torch.cat(codes, dim=1), "positions": positions}
 
     def values(self, sent: Tensors) -> Tensor:
-        layer = torch.repeat_interleave(torch.tensor(self.kept)).to(sent["codes"].device)
+        layer = torch.repeat_interleave(torch.tensor(self._kept)).to(sent["codes"].device)
         return sent["levels"].gather(-1, _LEVELS * layer + sent["codes"].long())
 
 
@@ -87,8 +87,8 @@ class SparseUpdates(CompressedUpdates):
     """↑ Δ̂_k = Q(Top-k(x_k)), ↓ the same of x, as `CompressedUpdates`; the step is α Σ p_k Δ̂_k."""
 
     def __init__(self, task: Task, settings: SparseLoCoSettings) -> None:
-        shares = settings.density, settings.density_down or settings.density
-        super().__init__((Chunks(task, settings.chunk, share) for share in shares), settings.decay)
+        up, down = settings.density, settings.density_down or settings.density
+        super().__init__(Chunks(task, settings.chunk, up), Chunks(task, settings.chunk, down), settings.decay)
         self._gain = settings.gain
 
     def step(self, server: Tensors, total: Tensor, weight: int) -> tuple[Tensors, Tensor]:
@@ -96,7 +96,7 @@ class SparseUpdates(CompressedUpdates):
 
 
 class SparseLoCo(Tracked):
-    """FedAvg whose updates travel as 2-bit values of each chunk's largest entries; the sender keeps the rest in a
+    """FedAvg that sends the largest entries of each chunk of an update as 2-bit values; the sender keeps the rest in a
     residual that decays.
 
     Sends about `density` · n · (2 + bits of a position) bits and 16 bytes per layer, up and down; a client keeps w and

@@ -12,7 +12,7 @@ from torch import Tensor
 from pfedlms.cohort import Tensors
 from pfedlms.methods.contract import Task, Tracked
 from pfedlms.methods.server_optimizer import ServerOptimizer, ServerSettings
-from pfedlms.methods.sparse import CompressedUpdates, Compressor, largest
+from pfedlms.methods.sparse import CompressedUpdates, Compressor, largest_positions
 from pfedlms.settings import setting
 from pfedlms.wire import Scalar, Signs
 
@@ -40,13 +40,13 @@ class Ternary(Compressor):
         super().__init__(self.count, dim, Scalar("magnitude", minimum=0), Signs("signs", self.count))
 
     def compress(self, x: Tensor) -> Tensors:
-        kept = largest(x, self.count)
-        values = x.gather(1, kept)
+        positions = largest_positions(x, self.count)
+        values = x.gather(1, positions)
         # In float64 the sum of some thousand float32 numbers of similar size is exact, whatever its order.
         total = values.abs().double().sum(dim=1, keepdim=True)
-        # By a tensor: a GPU multiplies by the reciprocal of a number, which is not the same.
+        # Divided by a tensor: by a number, a GPU would multiply by its reciprocal, which rounds differently.
         magnitude = (total / total.new_full((), self.count)).float()
-        return {"magnitude": magnitude, "signs": torch.where(values >= 0, 1.0, -1.0), "positions": kept}
+        return {"magnitude": magnitude, "signs": torch.where(values >= 0, 1.0, -1.0), "positions": positions}
 
     def values(self, sent: Tensors) -> Tensor:
         return sent["magnitude"] * sent["signs"]
@@ -56,8 +56,8 @@ class TernaryUpdates(CompressedUpdates):
     """↑ STC(x_k), ↓ STC(x), as `CompressedUpdates` with β = 1; the step is the server optimiser's, of the mean."""
 
     def __init__(self, task: Task, settings: STCSettings) -> None:
-        shares = settings.sparsity, settings.sparsity_down or settings.sparsity
-        super().__init__((Ternary(task.layout.dim, share) for share in shares), decay=1.0)
+        up, down = settings.sparsity, settings.sparsity_down or settings.sparsity
+        super().__init__(Ternary(task.layout.dim, up), Ternary(task.layout.dim, down), decay=1.0)
         self._optimizer = ServerOptimizer(settings.gain, settings)
 
     def step(self, server: Tensors, total: Tensor, weight: int) -> tuple[Tensors, Tensor]:
@@ -65,8 +65,8 @@ class TernaryUpdates(CompressedUpdates):
 
 
 class STC(Tracked):
-    """FedAvg whose updates travel in both directions as the signs of their largest entries with one magnitude. The
-    sender, client or server, keeps the rest in a residual and sends it later.
+    """FedAvg that sends, up and down, the signs of the largest entries of an update with one magnitude. The sender,
+    client or server, keeps the rest in a residual and sends it later.
 
     Limits: p = 1 sends signs of all entries, scaled by their mean magnitude, with error feedback. An update with no
     more than p n entries other than zero, all of one magnitude, arrives as it is. `gain` 1 is the paper; 0 only sends

@@ -82,7 +82,7 @@ class SumOfSigns(Exchange[tuple[Tensor, int]]):
 
     def server_reply(self, server: Tensors, total: tuple[Tensor, int], round: int) -> tuple[Tensors, Tensors]:
         positive, senders = total[0], torch.tensor([float(total[1])])
-        model = self._stepped(server["model"], positive, senders, round)
+        model = self._step(server["model"], positive, senders, round)
         if self._settings.downlink == "sum":
             return {"model": model}, {"positive": positive.to(torch.uint8), "senders": senders}
         return {"model": model}, {"model": model}
@@ -90,17 +90,17 @@ class SumOfSigns(Exchange[tuple[Tensor, int]]):
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
         if self._settings.downlink == "sum":
             positive, senders = (to_device(values[name], cohort.params.device) for name in ("positive", "senders"))
-            return go_on_from(cohort, self._stepped(cohort.state["model"], positive, senders, round))
+            return go_on_from(cohort, self._step(cohort.state["model"], positive, senders, round))
         return go_on_from(cohort, values["model"])
 
-    def _stepped(self, model: Tensor, positive: Tensor, senders: Tensor, round: int) -> Tensor:
-        """w − η γ (2 c / K − 1), c of K clients having sent +1."""
+    def _step(self, model: Tensor, positive: Tensor, senders: Tensor, round: int) -> Tensor:
+        """w − η γ (2 c / K − 1), if c of K clients sent +1."""
         return model - self._server_step * self._task.rate(round) * (2 * positive.float() / senders - 1)
 
 
 class ZSign(Tracked):
-    """FedAvg whose updates travel as noisy signs, one bit per parameter; the noise makes their mean an estimate of the
-    mean update.
+    """FedAvg whose clients send the signs of their noisy updates, one bit per parameter. The noise makes the mean of
+    the signs an estimate of the mean update.
 
     Limits: σ = 0 is signFedAvg; σ → ∞ with many clients is FedAvg (unbiased, and as noisy as σ is large). The mean is
     unweighted.

@@ -1,7 +1,8 @@
-"""Convolutional layers of many models at once on a GPU, for autograd: a convolution alone, and blocks of convolution,
-batch norm, ReLU and 2 x 2 max pooling in a row. The kernels are in `products_gpu` and `norm_gpu`.
+"""Convolutional layers of many models at once on a GPU, as functions of autograd: a single convolution, and blocks of
+convolution, batch norm, ReLU and 2 x 2 max pooling. The kernels are in `products_gpu` and `norm_gpu`.
 
-Images come and go as `[batch, clients · channels, height, width]`; inside they are matrices with the channels last.
+Inputs and outputs are images `[batch, clients · channels, height, width]`; inside they are matrices with the channels
+last.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from pfedlms.models import norm_gpu
 from pfedlms.models.norm_gpu import groups_fit as groups_fit
-from pfedlms.models.pool_cpu import halves
+from pfedlms.models.pool_cpu import is_2x2_max_pool
 from pfedlms.models.products_gpu import (
     ROWS_OF_A_TILE,
     Shape,
@@ -29,7 +30,8 @@ from pfedlms.models.products_gpu import (
 from pfedlms.models.runner import hooks_forward
 
 Both = tuple[Tensor, Tensor]
-"""A matrix `[rows, channels]` for products, and the same for the gradient of weights: `[channels, rows]` in float32."""
+"""A matrix `[rows, channels]` for products, and the same in the layout for gradients of weights: `[channels, rows]` in
+float32."""
 
 
 def _matrix(image: Tensor) -> Tensor:
@@ -101,8 +103,8 @@ class Tensors(NamedTuple):
 
 
 class StackedBlocks(torch.autograd.Function):
-    """Blocks in a row, with `Tensors` for each. Running statistics are updated in place, gradients are written into
-    `places` (weight, γ and β of each block) where there is one."""
+    """Several blocks, with `Tensors` for each. Running statistics are updated in place. Gradients are written into
+    `places` (weight, γ and β of each block), unless that is None."""
 
     @staticmethod
     def forward(
@@ -155,8 +157,8 @@ class StackedBlocks(torch.autograd.Function):
 
 
 class StackedGroupNorm(torch.autograd.Function):
-    """Group norm of `x: [batch, clients · C, height, width]` with γ and β `[clients, C]`, and ReLU after it if asked
-    for."""
+    """Group norm of `x: [batch, clients · C, height, width]` with γ and β `[clients, C]`, and a ReLU after it if
+    `relu`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gamma: Tensor, beta: Tensor, groups: int, eps: float, relu: bool) -> Tensor:
@@ -180,13 +182,13 @@ def _pair(size: Any) -> tuple[int, int]:
 
 
 def precision(x: Tensor) -> torch.dtype | None:
-    """In what a convolution of `x` is to be taken: float32, which means TF32, or bfloat16 under autocast; None if there
-    are no kernels for it."""
+    """The type in which to compute a convolution of `x`: float32, which means TF32, or bfloat16 under autocast; None if
+    there are no kernels for it."""
     if not x.is_cuda or torch.cuda.get_device_capability(x.device) < (8, 0):
         return None
     if torch.is_autocast_enabled("cuda"):
         return torch.bfloat16 if torch.get_autocast_dtype("cuda") == torch.bfloat16 else None
-    # PyTorch's setting, by its newer name where there is one: mixing both names is an error there.
+    # PyTorch's setting, by its newer name if it has one: such versions refuse a mix of both names.
     setting = getattr(getattr(torch.backends.cudnn, "conv", None), "fp32_precision", "none")
     in_tf32 = torch.backends.cudnn.allow_tf32 if setting == "none" else setting == "tf32"
     return torch.float32 if in_tf32 and x.dtype == torch.float32 else None
@@ -211,8 +213,8 @@ def convolution(layer: nn.Conv2d, x: Tensor, weight: Tensor, place: Tensor | Non
 
 
 def blocks_in(layers: Sequence[nn.Module]) -> dict[int, list[Block]]:
-    """Blocks in a row among the layers of a Sequential, by the number of the first layer. Layers with a forward or with
-    hooks of the user's are in none."""
+    """Runs of blocks among the layers of a Sequential, by the number of the first layer. Layers with hooks, or whose
+    `forward` the user has replaced, belong to no block."""
     found: dict[int, list[Block]] = {}
     at = 0
     while at < len(layers):
@@ -240,14 +242,15 @@ def _block_at(layers: Sequence[nn.Module], at: int) -> Block | None:
     assert isinstance(conv, nn.Conv2d)
     if conv.bias is not None or conv.stride != (1, 1) or not norm.affine or norm.momentum is None:
         return None
-    return Block(conv, norm, pool=bool(rest) and halves(rest[0]))
+    return Block(conv, norm, pool=bool(rest) and is_2x2_max_pool(rest[0]))
 
 
 def _is_changed(layer: nn.Module) -> bool:
+    """Whether the user has replaced a layer's `forward` or registered hooks."""
     return "forward" in vars(layer) or hooks_forward(layer)
 
 
-def fit(blocks: Sequence[Block], height: int, width: int) -> bool:
+def images_fit(blocks: Sequence[Block], height: int, width: int) -> bool:
     """Whether images of this size can be halved where the blocks pool them."""
     for block in blocks:
         convolution = block.convolution

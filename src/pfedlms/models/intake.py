@@ -1,4 +1,4 @@
-"""Modules as they come: what is made of them before clients train them, and what they may return."""
+"""The user's modules: how they are prepared for training, and what they may return."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from torch.nn.parameter import is_lazy
 from pfedlms.errors import UsageError, reason
 
 
-def copied(module: nn.Module) -> nn.Module:
-    """A module of the package's own, so that the caller's stays as it is."""
+def copy_module(module: nn.Module) -> nn.Module:
+    """A copy of the module, so that the user's own is not changed."""
     try:
         return copy.deepcopy(module)
     except Exception as error:  # whatever parts of it may raise
         raise UsageError(
-            f"model: cannot be copied ({reason(error)}); give a function that makes it, model=lambda: …, instead"
+            f"model: cannot be copy_module ({reason(error)}); give a function that makes it, model=lambda: …, instead"
         ) from error
 
 
-def taken(module: nn.Module, sample: Tensor, key: int) -> nn.Module:
-    """A module that clients can train: lazy layers are initialised with `sample: [batch, …]` and the stream `key`,
+def trainable_module(module: nn.Module, sample: Tensor, key: int) -> nn.Module:
+    """The module, ready for training: lazy layers are initialised with `sample: [batch, …]` and the stream `key`, and
     parameters of other floating types become float32."""
     if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
         raise UsageError(
@@ -45,24 +45,24 @@ def taken(module: nn.Module, sample: Tensor, key: int) -> nn.Module:
 
 
 def outputs_of(returned: Any) -> Tensor:
-    """The outputs in what a module returned: a tensor, or `logits` as an attribute or key; short floats in
-    float32, so that the loss is."""
-    found = returned
+    """The outputs in what a module returned: the tensor itself, or `logits` as an attribute or key. Half-precision
+    outputs become float32, so that the loss is computed in float32."""
+    outputs = returned
     if isinstance(returned, Mapping):
-        found = returned.get("logits")
+        outputs = returned.get("logits")
     elif not isinstance(returned, Tensor):
-        found = getattr(returned, "logits", None)
-    if not isinstance(found, Tensor):
+        outputs = getattr(returned, "logits", None)
+    if not isinstance(outputs, Tensor):
         keys = f" with {', '.join(map(repr, returned))}" if isinstance(returned, Mapping) else ""
         raise UsageError(
             f"model: returns {type(returned).__name__}{keys}, expected a tensor, or something that has one as `logits`"
             "; wrap the module in one that returns the outputs alone"
         )
-    return found.float() if found.dtype in (torch.bfloat16, torch.float16) else found
+    return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
 
 
 def check_batch_of_one(module: nn.Module, sample: Tensor) -> None:
-    """Batch norm over a single value has nothing to normalise by: found before anything is trained."""
+    """Refuse a model that cannot be trained on one sample, as batch norm cannot, before any training."""
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[sample.device] if sample.is_cuda else []):
             copy.deepcopy(module).train()(sample[:1])

@@ -11,7 +11,7 @@ from torch import nn
 from pfedlms.checks import number, whole
 
 MOST_ALLOCATION = 8
-_SHOWN = 4  # layers that a layout's repr names
+_SHOWN = 4  # layers named in the repr of a layout
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Layer:
 
     @property
     def pad(self) -> int:
-        """Size rounded up to a power of two: the length the Hadamard transform works on."""
+        """Size rounded up to a power of two: the length of the Hadamard transform."""
         return 1 << (self.size - 1).bit_length()
 
     def sketch(self, ratio: float) -> int:
-        """m = max(1, floor(ratio · pad)) rows are kept."""
-        return max(1, floor(checked_ratio(ratio) * self.pad))
+        """m = max(1, floor(ratio · pad)), the sketch size of this layer."""
+        return max(1, floor(check_ratio(ratio) * self.pad))
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,7 +57,7 @@ class Layout:
     layers: tuple[Layer, ...]
 
     def __post_init__(self) -> None:
-        # Hashable whatever they came in, because sketches are kept by layout.
+        # Tuples, whatever the caller passed: sketches are cached by layout, so it must be hashable.
         object.__setattr__(self, "layers", tuple(self.layers))
         shapes = tuple((str(name), tuple(shape)) for name, shape in self.parameters)
         object.__setattr__(self, "parameters", shapes)
@@ -71,36 +71,36 @@ class Layout:
                     f"layers: {layer.name!r} begins at {layer.offset}, expected {end}, {where}; correct its offset"
                 )
             end += layer.size
-        held = sum(prod(shape) for _, shape in shapes)
-        if shapes and held != end:
+        entries = sum(prod(shape) for _, shape in shapes)
+        if shapes and entries != end:
             raise ValueError(
-                f"parameters: got shapes of {held} entries, expected {end}, as many as the layers have; pass () if "
+                f"parameters: got shapes of {entries} entries, expected {end}, as many as the layers have; pass () if "
                 "they do not matter, or take both from flat_layout(module)"
             )
 
     def __repr__(self) -> str:
-        named = [f"{layer.name} {layer.size:,}" for layer in self.layers[:_SHOWN]]
-        more = [f"{len(self.layers) - _SHOWN} more"] if len(self.layers) > _SHOWN else []
+        shown = [f"{layer.name} {layer.size:,}" for layer in self.layers[:_SHOWN]]
+        rest = [f"{len(self.layers) - _SHOWN} more"] if len(self.layers) > _SHOWN else []
         count = f"{len(self.layers)} layer{'s' * (len(self.layers) != 1)}"
-        return f"Layout({count}, {self.dim:,} parameters: {', '.join(named + more)})"
+        return f"Layout({count}, {self.dim:,} parameters: {', '.join(shown + rest)})"
 
     @classmethod
     def of_vector(cls, size: int) -> Layout:
-        """One layer that is a whole vector of `size` entries."""
+        """A layout of one layer, a vector of `size` entries."""
         return cls((), (Layer("vector", 0, whole("size", size, 1)),))
 
     @property
     def dim(self) -> int:
         return sum(layer.size for layer in self.layers)
 
-    def whole(self) -> Layout:
-        """The same vector seen as one layer (sketching without `layerwise`)."""
+    def as_one_layer(self) -> Layout:
+        """The same vector as one layer, for sketches that are not layer by layer."""
         return Layout(self.parameters, (Layer("model", 0, self.dim),))
 
     def sketch_sizes(self, ratio: float, allocation: float = 1.0) -> tuple[int, ...]:
-        """m of every layer: in proportion to its padded size, or to that to the power of `allocation`, at about the
-        same total."""
-        ratio = checked_ratio(ratio)
+        """m of every layer, in proportion to its padded size to the power of `allocation`; the total is about the same
+        for every allocation."""
+        ratio = check_ratio(ratio)
         if allocation == 1:
             return tuple(layer.sketch(ratio) for layer in self.layers)
         if not 0 <= allocation <= MOST_ALLOCATION:
@@ -108,21 +108,21 @@ class Layout:
                 f"allocation: got {allocation!r}, expected 0 to {MOST_ALLOCATION}; 1 is the same ratio for every layer"
             )
         total, powers = sum(layer.pad for layer in self.layers), [layer.pad**allocation for layer in self.layers]
-        *_, whole = accumulate(powers)  # not `sum`, which rounds floats in another way from Python 3.12 on
-        share = [ratio * total * power / whole for power in powers]
+        *_, sum_of_powers = accumulate(powers)  # not `sum`, which rounds floats in another way from Python 3.12 on
+        share = [ratio * total * power / sum_of_powers for power in powers]
         return tuple(min(layer.pad, max(1, floor(m))) for layer, m in zip(self.layers, share, strict=True))
 
 
-def checked_ratio(ratio: float) -> float:
-    """m / N, above 0 and at most 1."""
+def check_ratio(ratio: float) -> float:
+    """The ratio m / N as a float; raise ValueError if it is not above 0 and at most 1."""
     return number("ratio", ratio, 0, 1, "it is the share of a layer's padded size that is kept")
 
 
 def flat_layout(module: nn.Module) -> Layout:
-    """Layer table of a module.
+    """The layer table of a module.
 
-    A layer is a module that owns trainable parameters. A tied parameter counts once, where it is first registered;
-    frozen parameters and buffers have no place in the table, so they are never sent.
+    A layer is a module that owns trainable parameters. A tied parameter counts once, where it is first registered.
+    Frozen parameters and buffers are not in the table, so they are never sent.
     """
     parameters, layers, offset = [], [], 0
     trained = ((name, value) for name, value in module.named_parameters() if value.requires_grad)

@@ -1,16 +1,16 @@
-"""Batch norm or group norm, ReLU and 2 x 2 max pooling of many models at once on a GPU, as one pass over memory.
+"""Batch norm or group norm, ReLU and 2 x 2 max pooling of many models at once on a GPU, in one pass over memory.
 
-Images are matrices `[rows, channels]`, a row for each image, line and column, with the channels of all clients. Of the
-forward pass only z, the input, is kept; norm, ReLU and the largest of four are computed again where they are needed.
+Images are matrices `[rows, channels]`, a row for each image, line and column, with the channels of all clients. The
+forward pass saves only its input z; the backward pass computes norm, ReLU and the largest of four again.
 
     u = γ (z − mean) / sd + β      v = max(u, 0)      p = the largest of four v
 
     dz = γ / sd (du − mean(du) − ẑ mean(du ẑ))         ẑ = (z − mean) / sd
 
-Group norm has its statistics for each image, so a program takes one image of one client.
+Group norm has statistics for each image, so a program takes one image of one client.
 
-Products with the rows in the inner sum (gradients of weights) read matrices `[channels, rows]` faster, so outputs can
-be written both ways.
+Products that sum over rows (gradients of weights) read matrices `[channels, rows]` faster, so outputs can be written in
+both layouts.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from torch import Tensor
 
 from pfedlms.models.products_gpu import prepared, rounded
 
-_PARTS = 64  # of the rows, whose sums one program adds up
+_PARTS = 64  # parts of the rows; one program adds up their sums
 _CHANNELS = 32
-_IMAGE = 1 << 14  # numbers of an image that a program holds
-_SHORT_LINE = 16  # pixels, below which pooled gradients are turned round by a pass of their own
+_IMAGE = 1 << 14  # most numbers of an image that a program holds
+_SHORT_LINE = 16  # pixels; for shorter lines a separate pass transposes the pooled gradients
 
 
 @triton.jit
@@ -170,7 +170,7 @@ def _add_parts(
     sums, products, of_gamma, of_beta, totals, parts, wide, stride, C: tl.constexpr, PARTS: tl.constexpr,
     BC: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of γ and β into their places, and both again in `totals: [2, channels]`."""
+    """Write the gradients of γ and β into `of_gamma` and `of_beta`, and both into `totals: [2, channels]`."""
     c, part = tl.program_id(0) * BC + tl.arange(0, BC), tl.arange(0, PARTS)
     here = c < wide
     place, mask = part[:, None] * wide + c[None, :], (part < parts)[:, None] & here[None, :]
@@ -344,7 +344,7 @@ def applied(
     z: Tensor, mean: Tensor, scale: Tensor, gamma: Tensor, beta: Tensor, image: tuple[int, int], pool: bool,
     kind: torch.dtype, products: bool, turn: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """p `[rows, channels]` and, with `turn`, `[channels, rows]`; rounded if used in `products`."""
+    """The output p `[rows, channels]` and, with `turn`, also `[channels, rows]`; rounded for use in `products`."""
     rows, wide = z.shape
     count = rows // 4 if pool else rows
     out = torch.empty(count, wide, device=z.device, dtype=kind)
@@ -361,8 +361,8 @@ def back(
     z: Tensor, slope: Tensor, mean: Tensor, scale: Tensor, gamma: Tensor, beta: Tensor, image: tuple[int, int],
     pool: bool, of_gamma: Tensor, of_beta: Tensor, turn: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """dz, for products, from the gradient `slope` of p; gradients of γ and β into `of_gamma`, `of_beta: [clients,
-    channels]`, which have the same stride."""
+    """dz, in the layouts for products, from the gradient `slope` of p. Writes the gradients of γ and β into `of_gamma`
+    and `of_beta`, `[clients, channels]`, which have the same stride."""
     rows, wide = z.shape
     count = rows // 4 if pool else rows
     rows_at_once = 16 if pool else 64

@@ -1,4 +1,4 @@
-"""Each client runs the module itself: on a CPU several clients at a time, one thread per client; on a GPU on several
+"""Runs the module itself for each client: on a CPU several clients at a time, each on one thread; on a GPU on several
 streams, so that small kernels overlap."""
 
 from __future__ import annotations
@@ -11,50 +11,49 @@ import torch
 from torch import Tensor, nn
 
 from pfedlms.backend import own_threads, spread, streams
-from pfedlms.models.pool_cpu import with_own_pooling
-from pfedlms.models.runner import Pass, Result, Runner, Single, hooks_backward, hooks_forward
+from pfedlms.models.pool_cpu import replace_poolings
+from pfedlms.models.runner import FunctionalModule, Pass, Result, Runner, hooks_backward, hooks_forward
 
 _STREAMS = 8
 
 
 class OneByOne(Runner):
-    """Both passes of one client together: its data stay in the cache, or on its stream.
+    """Takes both passes of one client together, so that its data stay in the cache, or on its stream.
 
-    On a CPU every client always uses one thread: a convolution sums in another order on one thread than on two, so that
-    results would depend on how clients are grouped. A module serves one thread at a time, so each has a copy. Modules
-    that draw random numbers, count their calls, or have hooks run one client after another, on all threads: their order
-    matters. A trial on two samples of `sample: [batch, …]` shows which these are.
-    """
+    On a CPU every client uses one thread, because a convolution sums in another order on one thread than on two, and
+    results would depend on how clients are grouped. A module serves one thread at a time, so each thread has a copy.
+    For modules that draw random numbers, count their calls or have hooks, the order of clients matters: they run one
+    client after another, on all threads. A trial on two samples of `sample: [batch, …]` finds these modules."""
 
-    def __init__(self, single: Single, device: torch.device, sample: Tensor) -> None:
-        self._single, self._device = single, device
-        self._spreads = device.type != "cuda" and not _order_matters(single.module, sample[[0, -1]])
+    def __init__(self, functional: FunctionalModule, device: torch.device, sample: Tensor) -> None:
+        self._functional, self._device = functional, device
+        self._runs_in_parallel = device.type != "cuda" and not _order_matters(functional.module, sample[[0, -1]])
         self._thread = threading.local()
 
     def parts(self, clients: int) -> list[slice]:
-        """A client takes all its steps, then the next one: its model and its samples stay in the cache."""
-        if not self._spreads:
+        """One client each: it takes all its steps before the next one, so its model and samples stay in the cache."""
+        if not self._runs_in_parallel:
             return super().parts(clients)
         return [slice(client, client + 1) for client in range(clients)]
 
     def has_short_operators(self, clients: int) -> bool:
-        return self._spreads
+        return self._runs_in_parallel
 
     def run_all(self, clients: int, work: Callable[[slice], Result]) -> list[Result]:
         rows = [slice(client, client + 1) for client in range(clients)]
         if self._device.type == "cuda" and clients > 1:
             return self._on_streams(rows, work)
-        if not self._spreads:
+        if not self._runs_in_parallel:
             return [work(row) for row in rows]
         results: dict[int, Result] = {}
-        differentiates = torch.is_grad_enabled()  # a setting of each thread
+        with_gradient = torch.is_grad_enabled()  # each thread has this setting of its own
 
-        def one(row: slice) -> None:
-            with torch.set_grad_enabled(differentiates):
+        def run_client(row: slice) -> None:
+            with torch.set_grad_enabled(with_gradient):
                 results[row.start] = work(row)
 
         with own_threads():
-            spread(one, rows)
+            spread(run_client, rows)
         return [results[row.start] for row in rows]
 
     def _on_streams(self, rows: list[slice], work: Callable[[slice], Result]) -> list[Result]:
@@ -70,35 +69,36 @@ class OneByOne(Runner):
             current.wait_stream(stream)
         return results
 
-    def forward(self, given: Pass) -> tuple[Tensor, Tensor | None]:
-        single = self._of_thread() if self._spreads else self._single
-        single.module.train(given.training)
-        params, buffers = ({n: v.squeeze(0) for n, v in values.items()} for values in (given.params, given.buffers))
-        outputs, *seen = single.call(given.features, params, buffers, given.x.squeeze(0))
-        return outputs.unsqueeze(0), seen[0].unsqueeze(0) if given.features else None
+    def forward(self, inputs: Pass) -> tuple[Tensor, Tensor | None]:
+        functional = self._copy_of_this_thread() if self._runs_in_parallel else self._functional
+        functional.module.train(inputs.training)
+        params, buffers = ({n: v.squeeze(0) for n, v in values.items()} for values in (inputs.params, inputs.buffers))
+        outputs, *seen = functional.call(inputs.features, params, buffers, inputs.x.squeeze(0))
+        return outputs.unsqueeze(0), seen[0].unsqueeze(0) if inputs.features else None
 
-    def _of_thread(self) -> Single:
-        if not hasattr(self._thread, "single"):
-            self._thread.single = Single(with_own_pooling(copy.deepcopy(self._single.module)))
-        own: Single = self._thread.single
-        return own
+    def _copy_of_this_thread(self) -> FunctionalModule:
+        if not hasattr(self._thread, "functional"):
+            self._thread.functional = FunctionalModule(replace_poolings(copy.deepcopy(self._functional.module)))
+        functional: FunctionalModule = self._thread.functional
+        return functional
 
 
 def _order_matters(module: nn.Module, x: Tensor) -> bool:
+    """Whether a module has hooks, draws random numbers or counts its calls."""
     if any(hooks_forward(part) or hooks_backward(part) for part in module.modules()):
         return True
     try:
         tried = copy.deepcopy(module).train()
-        before = _counts(tried)
+        before = _plain_attributes(tried)
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             drawn = torch.random.get_rng_state()
             tried(x)
-            return not torch.equal(drawn, torch.random.get_rng_state()) or before != _counts(tried)
-    except Exception:  # a module that cannot be copied, or not be run on two samples, is left as it is
+            return not torch.equal(drawn, torch.random.get_rng_state()) or before != _plain_attributes(tried)
+    except Exception:  # a module that cannot be copied, or cannot run on two samples, may do any of it
         return True
 
 
-def _counts(module: nn.Module) -> list[tuple[str, object]]:
-    """Numbers and texts that parts of a module keep."""
-    kept = ((name, value) for part in module.modules() for name, value in vars(part).items())
-    return [(name, value) for name, value in kept if isinstance(value, bool | int | float | str)]
+def _plain_attributes(module: nn.Module) -> list[tuple[str, object]]:
+    """The numbers and texts among the attributes of a module's parts."""
+    attributes = ((name, value) for part in module.modules() for name, value in vars(part).items())
+    return [(name, value) for name, value in attributes if isinstance(value, bool | int | float | str)]

@@ -1,15 +1,15 @@
 """Convolutions of many models at once on a GPU, as matrix products over all clients in one kernel.
 
-Libraries run a grouped convolution group by group, so 20 clients are 20 small kernels in a row. Here a program takes a
-tile of one client's outputs. Images are matrices `[rows, clients · channels]`, a row for each image, line and column;
-stride and dilation are one. r runs over taps and channels, c fastest.
+Libraries run a grouped convolution group by group, so 20 clients are 20 small kernels one after another. Here a program
+computes a tile of one client's outputs. Images are matrices `[rows, clients · channels]`, a row for each image, line
+and column; dilation is one. r runs over taps and channels, channels fastest.
 
     out[k, m, o] = Σ_r x[k, m + tap(r), c(r)] w[k, o, r]
     dx             the same with dy for x and the weights turned round: `[C, taps, O]`
     dw[k, o, r]  = Σ_m dy[k, m, o] x[k, m + tap(r), c(r)]
 
-Factors are bfloat16, or float32 that are rounded to TF32 before they are stored: tensor cores would cut the last 13
-bits off, which doubles the error.
+Factors are bfloat16, or float32 that are rounded to TF32 before they are stored: tensor cores would truncate the last
+13 bits, which doubles the error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 ROWS_OF_A_TILE = 128
-_ENOUGH_PROGRAMS = 1024  # for all multiprocessors of a large GPU to be busy
+_ENOUGH_PROGRAMS = 1024  # so many keep all multiprocessors of a large GPU busy
 
 
 class Shape(NamedTuple):
@@ -40,7 +40,8 @@ class Shape(NamedTuple):
     pad: tuple[int, int]
     stride: int = 1
     up: int = 1
-    """Distance between pixels of the input, with zeros in between: for the gradient of a convolution with a stride."""
+    """Distance between pixels of the input, with zeros between them: for the gradient of a convolution with a
+    stride."""
 
     @property
     def rows(self) -> int:
@@ -237,7 +238,7 @@ def _turn(
 def _prepare(
     x, out, turned, rows, wide, COPY: tl.constexpr, TURN: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr
 ):  # fmt: skip
-    """Rounded: as it lies with COPY, and the other way round with TURN."""
+    """Round to TF32: with COPY in the same layout, with TURN transposed."""
     p, c = tl.program_id(0) * BP + tl.arange(0, BP), tl.program_id(1) * BC + tl.arange(0, BC)
     mask = (p < rows)[:, None] & (c < wide)[None, :]
     place = p.to(tl.int64)[:, None] * wide + c[None, :]
@@ -250,8 +251,8 @@ def _prepare(
 
 
 def prepared(x: Tensor, kind: torch.dtype, turn: bool, copy: bool = True) -> tuple[Tensor, Tensor]:
-    """`x: [rows, channels]` for products in `kind` and, with `turn`, `[channels, rows]` (otherwise the first again).
-    Without `copy` the numbers of `x` are rounded already, and the first is `x` itself."""
+    """`x: [rows, channels]` for products in `kind` and, with `turn`, the same as `[channels, rows]` (otherwise the
+    first tensor again). Without `copy` the numbers of `x` are rounded already, and the first tensor is `x`."""
     if kind != torch.float32:
         out = x.to(kind)
         return out, out
@@ -269,7 +270,7 @@ def _tile(size: int, most: int) -> int:
 def convolved(
     x: Tensor, weight: Tensor, shape: Shape, kind: torch.dtype, back: bool = False, statistics: bool = False
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Output `[rows, clients · O]` of `x: [rows, clients · C]`, and the tiles' statistics if asked for."""
+    """Output `[rows, clients · O]` of `x: [rows, clients · C]` and, with `statistics`, those of the tiles."""
     wide = shape.clients * shape.outputs
     out = torch.empty(shape.rows, wide, device=x.device, dtype=kind)
     wide_tile, deep = _tile(shape.outputs, 256), _tile(shape.taps * shape.inputs, 64 if x.itemsize == 2 else 32)
@@ -285,12 +286,12 @@ def convolved(
 
 
 def weighed(x: Tensor, slope: Tensor, shape: Shape, by_channel: bool) -> Tensor:
-    """Shares of the weights' gradient, `[shares, clients, O, taps · C]`."""
+    """The gradient of the weights as sums over shares of the rows, `[shares, clients, O, taps · C]`."""
     size = shape.taps * shape.inputs
     used = {"BM": 64 if x.itemsize == 2 else 32, "BN": _tile(shape.outputs, 128), "BR": _tile(size, 256)}
     used |= {"num_warps": 8 if used["BN"] * used["BR"] >= 128 * 128 else 4, "num_stages": 3}
     tiles = triton.cdiv(shape.outputs, used["BN"]) * triton.cdiv(size, used["BR"])
-    # Few weights are summed in shares of the rows and these added up, in a fixed order.
+    # If there are few weights, shares of the rows are summed first and then added up, in a fixed order.
     shares = max(1, min(_ENOUGH_PROGRAMS // (tiles * shape.clients), shape.rows // 512))
     share = triton.cdiv(triton.cdiv(shape.rows, shares), used["BM"]) * used["BM"]
     shares = triton.cdiv(shape.rows, share)
@@ -319,7 +320,7 @@ def turned_weights(weight: Tensor, kind: torch.dtype, both: bool) -> tuple[Tenso
 
 
 def turn_back(shares: Tensor, out: Tensor) -> None:
-    """Shares of a gradient `[shares, clients, O, taps · C]`, added up into `out: [clients, O, C, height, width]`."""
+    """Add the shares of a gradient, `[shares, clients, O, taps · C]`, up into `out: [clients, O, C, height, width]`."""
     _swapped(shares[0] if len(shares) == 1 else shares.sum(dim=0), out, out.shape, forth=False)
 
 

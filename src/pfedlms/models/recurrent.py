@@ -1,12 +1,12 @@
 """Recurrent layers of many models at once: all clients take each step in time together.
 
-The products with the inputs of all times are one batched product, and so are the gradients of the weights; a step has
-one product with the states and the arithmetic of its cell.
+One batched product multiplies the inputs of all times, and another gives the gradients of the weights. A step in time
+has one product with the states, and the arithmetic of its cell.
 
     GRU    r, z = σ(x + h)     n = tanh(xₙ + r hₙ)     h' = n + z (h − n)
     LSTM   i, f, o = σ(x + h)  g = tanh(x + h)         c' = f c + i g        h' = o tanh(c')
 
-where x and h are the parts of W x + b and U h + d that belong to a gate.
+where x and h stand for the parts of W x + b and U h + d that belong to a gate.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ PARTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")  # of each layer, as th
 
 
 def _gru(inner: Tensor, outer: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """h' and what its gradient needs, from gates `[clients, batch, 3 · hidden]`."""
+    """h' and what the backward pass needs, from gates `[clients, batch, 3 · hidden]`."""
     if inner.is_cuda:
-        new, kept = torch.ops.aten._thnn_fused_gru_cell(inner.flatten(0, 1), outer.flatten(0, 1), state.flatten(0, 1))
-        return new.view_as(state), kept
+        new, for_backward = torch.ops.aten._thnn_fused_gru_cell(
+            inner.flatten(0, 1), outer.flatten(0, 1), state.flatten(0, 1)
+        )
+        return new.view_as(state), for_backward
     size = state.shape[-1]
     both = torch.sigmoid(inner[..., : 2 * size] + outer[..., : 2 * size])
     r, z, last = both[..., :size], both[..., size:], outer[..., 2 * size :]
@@ -34,13 +36,13 @@ def _gru(inner: Tensor, outer: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     return torch.addcmul(n, z, apart), torch.cat([both, n, last, apart], dim=-1)
 
 
-def _gru_back(slope: Tensor, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the gates from the inputs, of those from the state, and of the state itself."""
+def _gru_back(slope: Tensor, for_backward: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of the gates from the inputs, of the gates from the state, and of the state itself."""
     if slope.is_cuda:
-        found = torch.ops.aten._thnn_fused_gru_cell_backward(slope.flatten(0, 1), kept, False)
-        of_inner, of_outer, of_state = (each.unflatten(0, slope.shape[:2]) for each in found[:3])
+        gradients = torch.ops.aten._thnn_fused_gru_cell_backward(slope.flatten(0, 1), for_backward, False)
+        of_inner, of_outer, of_state = (gradient.unflatten(0, slope.shape[:2]) for gradient in gradients[:3])
         return of_inner, of_outer, of_state
-    r, z, n, last, apart = kept.chunk(5, dim=-1)
+    r, z, n, last, apart = for_backward.chunk(5, dim=-1)
     of_state = slope * z
     of_n = (slope - of_state) * (1 - n * n)
     of_inner = torch.cat([of_n * last * r * (1 - r), of_state * (1 - z) * apart, of_n], dim=-1)
@@ -50,11 +52,11 @@ def _gru_back(slope: Tensor, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _lstm(inner: Tensor, outer: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """h', c' and what their gradients need."""
+    """h', c' and what the backward pass needs."""
     if inner.is_cuda:
         flat = (each.flatten(0, 1) for each in (inner, outer, cell))
-        new, moved, kept = torch.ops.aten._thnn_fused_lstm_cell(*flat)
-        return new.view_as(cell), moved.view_as(cell), kept
+        new, moved, for_backward = torch.ops.aten._thnn_fused_lstm_cell(*flat)
+        return new.view_as(cell), moved.view_as(cell), for_backward
     size, both = cell.shape[-1], inner + outer
     first, last = torch.sigmoid(both[..., : 2 * size]), torch.sigmoid(both[..., 3 * size :])
     g = torch.tanh(both[..., 2 * size : 3 * size])
@@ -62,13 +64,15 @@ def _lstm(inner: Tensor, outer: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, T
     return last * torch.tanh(moved), moved, torch.cat([first, g, last], dim=-1)
 
 
-def _lstm_back(slope: Tensor, of_moved: Tensor, cell: Tensor, moved: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+def _lstm_back(
+    slope: Tensor, of_moved: Tensor, cell: Tensor, moved: Tensor, for_backward: Tensor
+) -> tuple[Tensor, Tensor]:
     """Gradients of the gates and of c."""
     if slope.is_cuda:
         flat = (each.flatten(0, 1) for each in (slope, of_moved, cell, moved))
-        gates, of_cell, _ = torch.ops.aten._thnn_fused_lstm_cell_backward_impl(*flat, kept, False)
+        gates, of_cell, _ = torch.ops.aten._thnn_fused_lstm_cell_backward_impl(*flat, for_backward, False)
         return gates.unflatten(0, slope.shape[:2]), of_cell.view_as(cell)
-    i, f, g, o = kept.chunk(4, dim=-1)
+    i, f, g, o = for_backward.chunk(4, dim=-1)
     bent = torch.tanh(moved)
     of_moved = of_moved + slope * o * (1 - bent * bent)
     parts = [of_moved * g * i * (1 - i), of_moved * cell * f * (1 - f), of_moved * i * (1 - g * g)]
@@ -76,33 +80,33 @@ def _lstm_back(slope: Tensor, of_moved: Tensor, cell: Tensor, moved: Tensor, kep
 
 
 class StackedRecurrence(torch.autograd.Function):
-    """States `[clients, batch, length, hidden]` and the last cell (of an LSTM; otherwise the last state) from `inner:
-    [clients, batch, length, gates]`, the first state and cell `[clients, batch, hidden]`, `weight: [clients, gates,
-    hidden]` and `bias: [clients, gates]` or None."""
+    """All states `[clients, batch, length, hidden]`, and the last cell of an LSTM or the last state of a GRU.
+    Arguments: `inner: [clients, batch, length, gates]`, the first state and cell `[clients, batch, hidden]`, `weight:
+    [clients, gates, hidden]`, and `bias: [clients, gates]` or None."""
 
     @staticmethod
     def forward(
         ctx: Any, inner: Tensor, state: Tensor, cell: Tensor | None, weight: Tensor, bias: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         turned, shift = weight.mT, None if bias is None else bias.unsqueeze(1)
-        states, cells, kept = [state], [cell], []
-        for each in inner.unbind(2):
+        states, cells, for_backward = [state], [cell], []
+        for gates in inner.unbind(2):
             outer = torch.bmm(state, turned) if shift is None else torch.baddbmm(shift, state, turned)
             if cell is None:
-                state, seen = _gru(each, outer, state)
+                state, saved = _gru(gates, outer, state)
             else:
-                state, cell, seen = _lstm(each, outer, cell)
+                state, cell, saved = _lstm(gates, outer, cell)
                 cells.append(cell)
             states.append(state)
-            kept.append(seen)
-        ctx.save_for_backward(weight, *states, *kept, *(cells if cell is not None else []))
-        ctx.length, ctx.biased = len(kept), bias is not None
+            for_backward.append(saved)
+        ctx.save_for_backward(weight, *states, *for_backward, *(cells if cell is not None else []))
+        ctx.length, ctx.biased = len(for_backward), bias is not None
         return torch.stack(states[1:], dim=2), state.clone() if cell is None else cell.clone()
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         (of_states, of_last), (weight, *saved), length = slopes, ctx.saved_tensors, ctx.length
-        states, kept, cells = saved[: length + 1], saved[length + 1 : 2 * length + 1], saved[2 * length + 1 :]
+        states, for_backward, cells = saved[: length + 1], saved[length + 1 : 2 * length + 1], saved[2 * length + 1 :]
         of_state, of_cell = torch.zeros_like(states[0]), of_last
         if not cells:
             of_state = of_state + of_last
@@ -110,11 +114,11 @@ class StackedRecurrence(torch.autograd.Function):
         for time in reversed(range(length)):
             of_state = of_state + of_states[:, :, time]
             if cells:
-                gates, of_cell = _lstm_back(of_state, of_cell, cells[time], cells[time + 1], kept[time])
+                gates, of_cell = _lstm_back(of_state, of_cell, cells[time], cells[time + 1], for_backward[time])
                 from_input = gates
                 of_state = torch.bmm(gates, weight)
             else:
-                from_input, gates, direct = _gru_back(of_state, kept[time])
+                from_input, gates, direct = _gru_back(of_state, for_backward[time])
                 of_state = torch.baddbmm(direct, gates, weight)
             of_inner.append(from_input)
             of_outer.append(gates)
@@ -124,8 +128,8 @@ class StackedRecurrence(torch.autograd.Function):
         return torch.stack(of_inner[::-1], dim=2), of_state, of_cell if cells else None, of_weight, of_bias
 
 
-def stacks(layer: nn.Module) -> bool:
-    """Whether a layer is one that `stacked_recurrent` computes."""
+def is_stackable(layer: nn.Module) -> bool:
+    """Whether `stacked_recurrent` can compute a layer."""
     return type(layer) in (nn.GRU, nn.LSTM) and not layer.bidirectional and not layer.proj_size and not layer.dropout
 
 
@@ -133,7 +137,7 @@ def stacked_recurrent(
     layer: nn.GRU | nn.LSTM, x: Tensor, first: Tensor | None, cell: Tensor | None, *weights: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs of the last layer `[clients, batch, length, hidden]`, and the last states and cells of all layers,
-    `[clients, layers, batch, hidden]`; `weights` has four for each layer, in the order of the module."""
+    `[clients, layers, batch, hidden]`. `weights` has four tensors for each layer, in the order of `PARTS`."""
     gated, (clients, batch) = isinstance(layer, nn.LSTM), x.shape[:2]
     size = (clients, layer.num_layers, batch, layer.hidden_size)
     assert weights[0] is not None
@@ -144,10 +148,10 @@ def stacked_recurrent(
         assert of_input is not None
         inner = stacked_linear(x, of_input, shift, None, None)
         begin = (zero if cell is None else cell)[:, number] if gated else None
-        # Under autocast only the products with the inputs are short: a state is the sum of many steps.
+        # Under autocast only the products with the inputs are in bfloat16, because a state is the sum of many steps.
         with torch.autocast(x.device.type, enabled=False):
-            given = inner.to(zero.dtype), zero[:, number], begin, of_state, bias
-            x, last = StackedRecurrence.apply(*given)  # type: ignore[no-untyped-call]
+            tensors = inner.to(zero.dtype), zero[:, number], begin, of_state, bias
+            x, last = StackedRecurrence.apply(*tensors)  # type: ignore[no-untyped-call]
         states.append(x[:, :, -1])
         cells.append(last)
     return x, torch.stack(states, dim=1), torch.stack(cells, dim=1)

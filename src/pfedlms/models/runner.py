@@ -1,4 +1,4 @@
-"""The common interface of all runners, which run K models at once; `forward.choose` chooses one for a module."""
+"""The interface of runners, which run K models at once; `forward.choose` chooses one for a module."""
 
 from __future__ import annotations
 
@@ -18,51 +18,52 @@ Values = dict[str, Tensor]
 
 
 class Pass(NamedTuple):
-    """What a forward pass of some clients takes; tensors have the clients in their first axis."""
+    """The inputs of a forward pass of some clients; the first axis of all tensors is clients."""
 
     params: Values
     places: Values
-    """Where gradients of parameters may be written."""
+    """Tensors into which gradients of parameters may be written."""
     buffers: Values
-    """Updated in place in training."""
+    """Running statistics, updated in place in training."""
     x: Tensor
     training: bool
     features: bool
-    """Whether the features (the input of the last linear layer) are returned, too."""
+    """Whether to return the features, too: the input of the last linear layer."""
 
 
 class Runner(ABC):
-    """How the models of some clients are run."""
+    """Runs the models of some clients."""
 
     def parts(self, clients: int) -> list[slice]:
-        """Rows of clients that should take their local steps together. Several parts are run by several threads at
-        once, and a module serves one thread at a time: a runner that calls it needs a copy for each."""
+        """Rows of clients that should take their local steps together. Several threads run several parts at once; a
+        module serves one thread at a time, so a runner that calls it needs a copy for each thread."""
         return [slice(0, clients)]
 
     def has_short_operators(self, clients: int) -> bool:
-        """Whether operators on so many clients are so short that a CPU's threads would wait rather than work."""
+        """Whether operators on so many clients are too short to be worth several CPU threads."""
         return False
 
     def run_all(self, clients: int, work: Callable[[slice], Result]) -> list[Result]:
-        """`work` on the rows of all clients, as many at a time as `forward` takes."""
+        """Call `work` for the rows of all clients, as many at a time as `forward` takes."""
         return [work(slice(0, clients))]
 
     @abstractmethod
-    def forward(self, given: Pass) -> tuple[Tensor, Tensor | None]:
-        """Outputs `[clients, batch, classes]`, and features `[clients, batch, width]` if asked for."""
+    def forward(self, inputs: Pass) -> tuple[Tensor, Tensor | None]:
+        """Outputs `[clients, batch, classes]`, and features `[clients, batch, width]` if `inputs.features`."""
 
 
 def hooks_forward(part: nn.Module) -> bool:
-    """Whether a layer has hooks of the user's in the forward pass."""
+    """Whether the user has registered hooks of the forward pass."""
     return bool(part._forward_hooks or part._forward_pre_hooks)
 
 
 def hooks_backward(part: nn.Module) -> bool:
+    """Whether the user has registered hooks of the backward pass."""
     return bool(part._backward_hooks or part._backward_pre_hooks)
 
 
-class Single:
-    """A module as a function of one model's parameters and buffers; its own are left as they are."""
+class FunctionalModule:
+    """A module as a function of parameters and buffers; its own stay as they are."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -71,7 +72,7 @@ class Single:
         self.head = linear[-1] if linear else None
 
     def call(self, features: bool, params: Values, buffers: Values, x: Tensor) -> tuple[Tensor, ...]:
-        """The outputs and, if asked for, the features."""
+        """The outputs and, with `features`, the features."""
         if not features:
             return (outputs_of(functional_call(self.module, (params, buffers, self.frozen), (x,))),)
         if self.head is None:

@@ -1,21 +1,19 @@
-"""All clients together by `torch.func.vmap`, with own rules for layers where vmap would be slow or has none.
+"""Runs all clients together by `torch.func.vmap`, with own rules for layers that vmap runs slowly or not at all.
 
-    linear        one batched product; the gradient of the weight in the weight's own layout, on a GPU straight into
-                  the flat gradient
+    linear        one batched product; on a GPU the gradient of the weight is written into the flat gradient
     embedding     rows of all tables at once; on a GPU the gradient is a product, which has a fixed order of sums
     layer norm    scaled and shifted in one pass
     recurrent     GRU and LSTM: all clients take each step in time together (`recurrent`)
-    attention     `F.scaled_dot_product_attention`, wherever it is called: on clients · batch
+    attention     one `F.scaled_dot_product_attention` over clients · batch, wherever it is called
     convolution   on [batch, clients · channels, height, width]: one kernel for all clients (`conv_gpu`), or
                   PyTorch's grouped convolution
     blocks        of convolution, batch norm, ReLU and 2 x 2 max pooling in a Sequential: norm, ReLU and pooling are one
                   pass (`conv_gpu`)
-    batch norm    one call over clients · channels; vmap would scale and shift in passes of their own
-    group norm    one call over clients · groups; vmap has no rule for it beside the convolutions above
-    max pooling   on clients · channels as well; vmap would turn the tensor round first
+    batch norm    one call over clients · channels; vmap would scale and shift in separate passes
+    group norm    one call over clients · groups, in the layout of the convolutions above
+    max pooling   one call over clients · channels; vmap would copy the tensor into another layout first
 
-Convolution, batch norm, group norm and pooling are for GPUs: on a CPU clients run them one by one (see
-`forward.choose`).
+The rules from convolution on are for GPUs: on a CPU clients run these layers one by one (see `forward.choose`).
 """
 
 from __future__ import annotations
@@ -36,31 +34,31 @@ from pfedlms.backend import backend_of, has_triton
 from pfedlms.errors import reason
 from pfedlms.models import recurrent
 from pfedlms.models.chain import stacked_linear
-from pfedlms.models.runner import Pass, Runner, Single, Values
+from pfedlms.models.runner import FunctionalModule, Pass, Runner, Values
 
-# cuDNN takes grouped convolutions of [batch, channels, height, width] up to thirty times longer than those with the
-# channels last where a client's weights are this many or images this small (H200, docs/performance.md).
-_WIDE_WEIGHTS = 1 << 20
+# If a client has at least so many weights, or images are at most so small, cuDNN takes up to thirty times longer for a
+# grouped convolution of [batch, channels, height, width] than with the channels last (H200, docs/performance.md).
+_MANY_WEIGHTS = 1 << 20
 _SMALL_IMAGE = 4
-_FEW_ROWS = 1024  # of an embedding, up to which its gradient on a GPU is a product with a matrix of zeros and ones
+_FEW_ROWS = 1024  # the gradient of a smaller embedding on a GPU is a product with a matrix of zeros and ones
 
 
 class Stacked(Runner):
-    """`torch.func.vmap` over models; convolutions, batch and group norms and max poolings use their rules with
-    `folds`."""
+    """Runs `torch.func.vmap` over models; with `gpu_rules` also with the rules of convolutions, batch and group norms
+    and max poolings."""
 
-    def __init__(self, single: Single, folds: bool) -> None:
-        self._single = single
+    def __init__(self, functional: FunctionalModule, gpu_rules: bool) -> None:
+        self._functional = functional
         self._places: Values = {}
-        self._names = {layer: name for name, layer in single.module.named_modules()}
-        self._rules = list(self._find_rules(folds))
+        self._names = {layer: name for name, layer in functional.module.named_modules()}
+        self._rules = list(self._find_rules(gpu_rules))
 
-    def _find_rules(self, folds: bool) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
-        """Layers and their rules; a layer with a forward of the user's has none."""
-        for name, layer in self._single.module.named_modules():
+    def _find_rules(self, gpu_rules: bool) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
+        """Layers and their rules; a layer whose `forward` the user has replaced has no rule."""
+        for name, layer in self._functional.module.named_modules():
             if "forward" in vars(layer):
                 continue
-            if folds and type(layer) is nn.Sequential and has_triton():
+            if gpu_rules and type(layer) is nn.Sequential and has_triton():
                 from pfedlms.models.conv_gpu import blocks_in, norms_with_relu
 
                 layers = list(layer)
@@ -73,48 +71,49 @@ class Stacked(Runner):
                 yield layer, partial(_embedding, layer)
             elif type(layer) is nn.LayerNorm and layer.elementwise_affine:
                 yield layer, partial(_layer_norm, layer)
-            elif recurrent.stacks(layer):
+            elif recurrent.is_stackable(layer):
                 yield layer, partial(_recurrent, layer)
-            elif folds and type(layer) is nn.Conv2d and layer.padding_mode == "zeros":
+            elif gpu_rules and type(layer) is nn.Conv2d and layer.padding_mode == "zeros":
                 yield layer, partial(self._convolution, name, layer)
-            elif folds and type(layer) in (nn.BatchNorm1d, nn.BatchNorm2d) and layer.affine:
+            elif gpu_rules and type(layer) in (nn.BatchNorm1d, nn.BatchNorm2d) and layer.affine:
                 # A momentum of None means an average over all batches so far, whose weight is a value on the device.
                 if layer.momentum is not None:
                     yield layer, partial(_batch_norm, layer)
-            elif folds and type(layer) is nn.GroupNorm:
+            elif gpu_rules and type(layer) is nn.GroupNorm:
                 yield layer, partial(_group_norm, layer)
-            elif folds and type(layer) is nn.MaxPool2d and not layer.return_indices:
+            elif gpu_rules and type(layer) is nn.MaxPool2d and not layer.return_indices:
                 yield layer, partial(_max_pool, layer)
 
-    def forward(self, given: Pass) -> tuple[Tensor, Tensor | None]:
-        self._single.module.train(given.training)
-        call = vmap(partial(self._single.call, given.features), randomness="different")
-        # Layers use the rules, and write gradients to their places, only for as long as it takes: a module that is
-        # copied or saved must have none of this in it.
-        self._places = dict(given.places)
+    def forward(self, inputs: Pass) -> tuple[Tensor, Tensor | None]:
+        self._functional.module.train(inputs.training)
+        call = vmap(partial(self._functional.call, inputs.features), randomness="different")
+        # Layers have the rules and the places of gradients only during this call: a module that is copied or saved must
+        # not contain them.
+        self._places = dict(inputs.places)
         for layer, rule in self._rules:
             layer.forward = rule
         try:
             with _Attention():
-                outputs, *seen = call(given.params, given.buffers, given.x)
+                outputs, *seen = call(inputs.params, inputs.buffers, inputs.x)
         finally:
             self._places = {}
             for layer, _ in self._rules:
                 del layer.forward
-        return outputs, seen[0] if given.features else None
+        return outputs, seen[0] if inputs.features else None
 
     def _take_places(self, name: str, *own: str) -> tuple[Tensor | None, ...]:
-        """Places for a layer's gradients. The first use of a parameter takes its place; autograd adds up the others and
-        the sum is copied there."""
+        """The tensors into which a layer may write the gradients of its parameters `own`. Only the first use of a
+        parameter gets one; if there are others, autograd adds them up, and the sum is copied there."""
         prefix = f"{name}." if name else ""
-        return tuple(self._places.pop(prefix + each, None) for each in own)
+        return tuple(self._places.pop(prefix + parameter, None) for parameter in own)
 
     def _linear(self, name: str, layer: nn.Linear, x: Tensor) -> Tensor:
         places = self._take_places(name, "weight", "bias")
-        return _apply(F.linear, lambda *given: stacked_linear(*given, *places), 0, x, layer.weight, layer.bias)
+        return _apply_rule(F.linear, lambda *tensors: stacked_linear(*tensors, *places), 0, x, layer.weight, layer.bias)
 
     def _sequence(self, layers: list[Any], blocks: dict[int, list[Any]], pairs: set[int], x: Tensor) -> Tensor:
-        """Layer after layer; `blocks` (by their first layer) and `pairs` of group norm and ReLU are one function."""
+        """Apply the layers one after another; `blocks` (by the number of their first layer) and `pairs` of group norm
+        and ReLU are one function each."""
         at = 0
         while at < len(layers):
             out = self._run_blocks(blocks[at], x) if at in blocks else None
@@ -127,11 +126,12 @@ class Stacked(Runner):
         return x
 
     def _run_blocks(self, blocks: list[Any], x: Tensor) -> Tensor | None:
+        """The output of the blocks, or None if there are no kernels for them."""
         from pfedlms.models import conv_gpu
 
         kind = conv_gpu.precision(x) if x.ndim == 4 else None
         with_gradient_in_evaluation = not blocks[0].norm.training and torch.is_grad_enabled()
-        if kind is None or with_gradient_in_evaluation or not conv_gpu.fit(blocks, *x.shape[2:]):
+        if kind is None or with_gradient_in_evaluation or not conv_gpu.images_fit(blocks, *x.shape[2:]):
             return None
         places: list[Tensor | None] = []
         tensors: list[Tensor | None] = []
@@ -144,33 +144,17 @@ class Stacked(Runner):
             places += self._take_places(self._names[norm], "weight", "bias")
 
         def stacked(x: Tensor, *tensors: Tensor) -> Tensor:
-            out: Tensor = conv_gpu.StackedBlocks.apply(_wide(x), blocks, kind, places, *tensors)  # type: ignore[no-untyped-call]
-            return _narrow(out, x)
+            out: Tensor = conv_gpu.StackedBlocks.apply(_merge_channels(x), blocks, kind, places, *tensors)  # type: ignore[no-untyped-call]
+            return _split_channels(out, x)
 
-        return _apply(_never, stacked, 1, x, *tensors)
+        return _apply_rule(_only_under_vmap, stacked, 1, x, *tensors)
 
     def _convolution(self, name: str, layer: nn.Conv2d, x: Tensor) -> Tensor:
         if x.ndim != 4:
             return nn.Conv2d.forward(layer, x)
         (place,) = self._take_places(name, "weight")
         rule = partial(_stacked_convolution, layer, place)
-        return _apply(layer._conv_forward, rule, 1, x, layer.weight, layer.bias)
-
-
-class Compiled(Runner):
-    """The vmapped call without these rules, compiled by `torch.compile` for training steps: on a GPU, with other
-    rounding. `fallback` runs evaluations and features."""
-
-    def __init__(self, single: Single, fallback: Runner) -> None:
-        self._module, self._fallback = single.module, fallback
-        self._call: Any = torch.compile(vmap(partial(single.call, False), randomness="different"), dynamic=False)
-
-    def forward(self, given: Pass) -> tuple[Tensor, Tensor | None]:
-        if not given.training or given.features:
-            return self._fallback.forward(given)
-        self._module.train()
-        (outputs,) = self._call(given.params, given.buffers, given.x)
-        return outputs, None
+        return _apply_rule(layer._conv_forward, rule, 1, x, layer.weight, layer.bias)
 
 
 def _is_plain_table(layer: nn.Embedding) -> bool:
@@ -205,7 +189,7 @@ class _StackedEmbedding(torch.autograd.Function):
 
 
 def _embedding(layer: nn.Embedding, x: Tensor) -> Tensor:
-    return _apply(F.embedding, _StackedEmbedding.apply, 0, x, layer.weight)
+    return _apply_rule(F.embedding, _StackedEmbedding.apply, 0, x, layer.weight)
 
 
 def _layer_norm(layer: nn.LayerNorm, x: Tensor) -> Tensor:
@@ -219,7 +203,7 @@ def _layer_norm(layer: nn.LayerNorm, x: Tensor) -> Tensor:
         out, weight = norm(x), weight.view(len(weight), *between, *shape)
         return out * weight if bias is None else torch.addcmul(bias.view_as(weight), out, weight)
 
-    return _apply(norm, stacked, 0, x, layer.weight, layer.bias)
+    return _apply_rule(norm, stacked, 0, x, layer.weight, layer.bias)
 
 
 def _recurrent(layer: nn.GRU | nn.LSTM, x: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
@@ -228,32 +212,32 @@ def _recurrent(layer: nn.GRU | nn.LSTM, x: Tensor, hx: Any = None) -> tuple[Tens
     first, cell = hx if isinstance(hx, tuple) else (hx, None)
     names = [f"{part}_l{number}" for number in range(layer.num_layers) for part in recurrent.PARTS]
     weights = [getattr(layer, name, None) for name in names]
-    given = x if layer.batch_first else x.transpose(0, 1)
-    out, states, cells = _Ruled.apply(  # type: ignore[no-untyped-call]
-        _never, partial(recurrent.stacked_recurrent, layer), 0, given, first, cell, *weights
+    by_batch = x if layer.batch_first else x.transpose(0, 1)
+    out, states, cells = _WithVmapRule.apply(  # type: ignore[no-untyped-call]
+        _only_under_vmap, partial(recurrent.stacked_recurrent, layer), 0, by_batch, first, cell, *weights
     )
     out = out if layer.batch_first else out.transpose(0, 1)
     return out, (states, cells) if isinstance(layer, nn.LSTM) else states
 
 
 class _Attention(TorchFunctionMode):
-    """Within it attention of all clients is one call."""
+    """A context in which the attention of all clients is one call."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        named = kwargs or {}
+        kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
-            return _attention(*args, **named)
-        if func is F.multi_head_attention_forward and not named.get("need_weights", True):
-            # With the weights it is products that vmap knows; without, an attention that is not seen here.
-            return func(*args, **named | {"need_weights": True})[0], None
-        return func(*args, **named)
+            return _attention(*args, **kwargs)
+        if func is F.multi_head_attention_forward and not kwargs.get("need_weights", True):
+            # With weights it consists of products, which vmap knows; without, of an attention that is hidden from here.
+            return func(*args, **kwargs | {"need_weights": True})[0], None
+        return func(*args, **kwargs)
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **settings: Any) -> Tensor:
     def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         if not q.is_cuda:
             return F.scaled_dot_product_attention(q, k, v, mask, **settings)
-        with sdpa_kernel(SDPBackend.MATH):  # the others add gradients up in any order
+        with sdpa_kernel(SDPBackend.MATH):  # the other kernels sum gradients in no fixed order
             return F.scaled_dot_product_attention(q, k, v, mask, **settings)
 
     def stacked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -265,25 +249,25 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None,
 
     if q.ndim < 3 or settings.get("dropout_p"):
         return attend(q, k, v, attn_mask)
-    return _apply(attend, stacked, 0, q, k, v, attn_mask)
+    return _apply_rule(attend, stacked, 0, q, k, v, attn_mask)
 
 
 def _batch_norm(layer: _BatchNorm, x: Tensor) -> Tensor:
     if layer.training and layer.track_running_stats and layer.num_batches_tracked is not None:
         layer.num_batches_tracked.add_(1)
-    kept = not layer.training or layer.track_running_stats
-    statistics = (layer.running_mean, layer.running_var) if kept else (None, None)
+    uses_statistics = not layer.training or layer.track_running_stats
+    statistics = (layer.running_mean, layer.running_var) if uses_statistics else (None, None)
 
     def norm(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor | None, var: Tensor | None) -> Tensor:
         assert layer.momentum is not None  # see `_find_rules`
         training = layer.training or mean is None
         return F.batch_norm(x, mean, var, weight, bias, training, layer.momentum, layer.eps)
 
-    return _apply(norm, partial(_folded, norm), 1, x, layer.weight, layer.bias, *statistics)
+    return _apply_rule(norm, partial(_fold_clients, norm), 1, x, layer.weight, layer.bias, *statistics)
 
 
 def _group_norm(layer: nn.GroupNorm, x: Tensor, relu: bool = False) -> Tensor:
-    """With ReLU after it if asked for."""
+    """Group norm, with a ReLU after it if `relu`."""
 
     def norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         models = x.shape[1] // layer.num_channels
@@ -295,26 +279,28 @@ def _group_norm(layer: nn.GroupNorm, x: Tensor, relu: bool = False) -> Tensor:
             from pfedlms.models import conv_gpu
 
             if conv_gpu.groups_fit(x.shape[2], x.shape[3] * x.shape[4]):
-                given = weight, bias, layer.num_groups, layer.eps, relu
-                return _narrow(conv_gpu.StackedGroupNorm.apply(_wide(x), *given), x)  # type: ignore[no-untyped-call]
-        return _folded(norm, x, weight, bias)
+                out = conv_gpu.StackedGroupNorm.apply(  # type: ignore[no-untyped-call]
+                    _merge_channels(x), weight, bias, layer.num_groups, layer.eps, relu
+                )
+                return _split_channels(out, x)
+        return _fold_clients(norm, x, weight, bias)
 
-    return _apply(norm, stacked, 1, x, layer.weight, layer.bias)
+    return _apply_rule(norm, stacked, 1, x, layer.weight, layer.bias)
 
 
 def _max_pool(layer: nn.MaxPool2d, x: Tensor) -> Tensor:
     pool = partial(nn.MaxPool2d.forward, layer)
-    return _apply(pool, partial(_folded, pool), 1, x) if x.ndim == 4 else pool(x)
+    return _apply_rule(pool, partial(_fold_clients, pool), 1, x) if x.ndim == 4 else pool(x)
 
 
-def _never(*tensors: Tensor | None) -> Tensor:
-    """`plain` of rules for layers that have parameters of each client, so that vmap always takes the rule."""
+def _only_under_vmap(*tensors: Tensor | None) -> Tensor:
+    """In place of `plain`, for layers with parameters of each client: under vmap they always take the rule."""
     raise NotImplementedError
 
 
-class _Ruled(torch.autograd.Function):
-    """`plain(x, *rest)` of one model; under vmap over models `rule(x, *rest)` instead, which takes and gives the values
-    of all: clients are in axis `axis` of `x` and of the outputs, and in the first of `rest`. Only used inside vmap."""
+class _WithVmapRule(torch.autograd.Function):
+    """`plain(x, *rest)` for one model; under vmap over models `rule(x, *rest)` for all of them at once. Clients are in
+    axis `axis` of `x` and of the outputs, and in the first axis of `rest`. Only used inside vmap."""
 
     @staticmethod
     def forward(plain: Callable[..., Tensor], rule: Any, axis: int, *tensors: Tensor | None) -> Tensor:
@@ -322,21 +308,24 @@ class _Ruled(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing to save: under vmap the rule runs, and autograd sees the functions it calls."""
+        """Save nothing: under vmap the rule runs, and autograd records the functions that it calls."""
 
     @staticmethod
     def vmap(info: Any, dims: Any, plain: Any, rule: Any, axis: int, *tensors: Tensor | None) -> tuple[Tensor, int]:
         axes = (axis, *[0] * (len(tensors) - 1))
-        return rule(*map(partial(_moved, info.batch_size), tensors, dims[3:], axes)), axis
+        return rule(*map(partial(_move_clients, info.batch_size), tensors, dims[3:], axes)), axis
 
 
-def _apply(plain: Callable[..., Tensor], rule: Callable[..., Tensor], axis: int, *tensors: Tensor | None) -> Tensor:
-    out: Tensor = _Ruled.apply(plain, rule, axis, *tensors)  # type: ignore[no-untyped-call]
+def _apply_rule(
+    plain: Callable[..., Tensor], rule: Callable[..., Tensor], axis: int, *tensors: Tensor | None
+) -> Tensor:
+    out: Tensor = _WithVmapRule.apply(plain, rule, axis, *tensors)  # type: ignore[no-untyped-call]
     return out
 
 
-def _moved(clients: int, value: Tensor | None, dim: int | None, to: int) -> Tensor | None:
-    """`value` with its clients in axis `to` instead of `dim`; one that all clients share is repeated for each."""
+def _move_clients(clients: int, value: Tensor | None, dim: int | None, to: int) -> Tensor | None:
+    """`value` with its clients in axis `to` instead of `dim`; with `dim` None all clients share it, and it is repeated
+    for each."""
     if value is None:
         return None
     if dim is not None:
@@ -344,20 +333,19 @@ def _moved(clients: int, value: Tensor | None, dim: int | None, to: int) -> Tens
     return value.unsqueeze(to).expand(*value.shape[:to], clients, *value.shape[to:])
 
 
-def _folded(operation: Callable[..., Tensor], x: Tensor, *rest: Tensor | None) -> Tensor:
-    """`operation` once, on `x: [batch, clients · channels, …]` and on `rest` with clients · channels in the first
-    axis."""
-    others = [None if value is None else value.flatten(0, 1) for value in rest]
-    return _narrow(operation(x.flatten(1, 2), *others), x)
+def _fold_clients(operation: Callable[..., Tensor], x: Tensor, *rest: Tensor | None) -> Tensor:
+    """Apply `operation` once, to `x` as `[batch, clients · channels, …]` and to `rest` as `[clients · channels, …]`."""
+    flat = [None if value is None else value.flatten(0, 1) for value in rest]
+    return _split_channels(operation(x.flatten(1, 2), *flat), x)
 
 
-def _wide(x: Tensor) -> Tensor:
+def _merge_channels(x: Tensor) -> Tensor:
     """`[batch, clients, channels, height, width]` → `[batch, clients · channels, height, width]`, channels last in
     memory."""
     return x.permute(0, 3, 4, 1, 2).flatten(3).permute(0, 3, 1, 2)
 
 
-def _narrow(out: Tensor, x: Tensor) -> Tensor:
+def _split_channels(out: Tensor, x: Tensor) -> Tensor:
     """`[batch, clients · channels, …]` → `[batch, clients, channels, …]`, with as many clients as `x` has."""
     return out.view(len(out), x.shape[1], -1, *out.shape[2:])
 
@@ -365,31 +353,31 @@ def _narrow(out: Tensor, x: Tensor) -> Tensor:
 def _stacked_convolution(
     layer: nn.Conv2d, place: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor | None
 ) -> Tensor:
-    clients, wide, out = len(weight), _wide(x) if x.is_cuda else x.flatten(1, 2), None
+    clients, merged, out = len(weight), _merge_channels(x) if x.is_cuda else x.flatten(1, 2), None
     if backend_of(x) == "gpu":
         from pfedlms.models.conv_gpu import convolution
 
-        out = convolution(layer, wide, weight, place)
+        out = convolution(layer, merged, weight, place)
     if out is None:
         flat = weight.flatten(0, 1)
-        if flat.numel() >= clients * _WIDE_WEIGHTS or wide.shape[2] * wide.shape[3] <= _SMALL_IMAGE:
-            wide, flat = (value.contiguous(memory_format=torch.channels_last) for value in (wide, flat))
-        out = F.conv2d(wide, flat, None, layer.stride, layer.padding, layer.dilation, clients * layer.groups)
+        if flat.numel() >= clients * _MANY_WEIGHTS or merged.shape[2] * merged.shape[3] <= _SMALL_IMAGE:
+            merged, flat = (value.contiguous(memory_format=torch.channels_last) for value in (merged, flat))
+        out = F.conv2d(merged, flat, None, layer.stride, layer.padding, layer.dilation, clients * layer.groups)
     if bias is not None:
         out = out + bias.flatten().view(1, -1, 1, 1)
-    return _narrow(out, x)
+    return _split_channels(out, x)
 
 
-def refusal(single: Single, params: Values, sample: Tensor) -> str | None:
-    """Why torch.func cannot vectorise a module, or None. Only a trial can show it: with one model's parameters on two
-    samples of `sample: [batch, …]`, and without `folds`, whose kernels would be compiled only for the trial."""
-    x, named = sample[[0, -1]], (params.items(), single.module.named_buffers())
-    params, buffers = ({name: torch.stack([value.detach()] * 2) for name, value in each} for each in named)
+def why_not_stackable(functional: FunctionalModule, params: Values, sample: Tensor) -> str | None:
+    """Why torch.func cannot vectorise a module, or None. Only a trial shows this: with one model's parameters, on two
+    samples of `sample: [batch, …]`, and without `gpu_rules`, whose kernels would be compiled only for the trial."""
+    x, values = sample[[0, -1]], (params.items(), functional.module.named_buffers())
+    params, buffers = ({name: torch.stack([value.detach()] * 2) for name, value in items} for items in values)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
-            # In training, because some operations that vmap refuses are used only there.
-            given = Pass(params, {}, buffers, torch.stack([x, x]), training=True, features=False)
-            Stacked(single, folds=False).forward(given)
+            # In training mode, because some operations that vmap refuses are used only there.
+            inputs = Pass(params, {}, buffers, torch.stack([x, x]), training=True, features=False)
+            Stacked(functional, gpu_rules=False).forward(inputs)
     except RuntimeError as error:
         return reason(error)
     return None

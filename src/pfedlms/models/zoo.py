@@ -20,9 +20,9 @@ _VGG: dict[str, Sequence[int | str]] = {
     "vgg16": (64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512, "M", 512, 512, 512, "M"),
 }
 
-_GROUPS = 8  # of channels, in group norm
-_WORD = 64  # width of an embedded token of `gru`
-_WIDTH, _HEADS, _BLOCKS = 128, 4, 2  # of `transformer`
+_GROUPS = 8  # groups of channels in group norm
+_WORD = 64  # width of an embedded token in `gru`
+_WIDTH, _HEADS, _BLOCKS = 128, 4, 2  # in `transformer`
 
 
 def dnn(shape: tuple[int, ...], classes: int, hidden: int = 256) -> nn.Module:
@@ -31,8 +31,8 @@ def dnn(shape: tuple[int, ...], classes: int, hidden: int = 256) -> nn.Module:
 
 
 def vgg(name: str, shape: tuple[int, ...], classes: int, hidden: int) -> nn.Module:
-    """A VGG of 3x3 convolutions (no bias) + batch norm + ReLU, and a head of three linear layers. Five poolings: 32x32
-    inputs. Its widths are fixed: `hidden` has no part in it."""
+    """A VGG of 3x3 convolutions (no bias) + batch norm + ReLU, and a head of three linear layers. Its five poolings
+    need 32x32 inputs. `hidden` is not used: the widths are fixed."""
     if len(shape) != 3 or shape[1:] != (32, 32):
         raise UsageError(
             f"model.name: {name} takes images of shape (channels, 32, 32), got {shape}; use dnn for this data"
@@ -68,7 +68,7 @@ class Residual(nn.Module):
 
 
 class MeanOfImage(nn.Module):
-    """The mean of each channel. (`nn.AdaptiveAvgPool2d` is the same, but vmap has no rule for it.)"""
+    """The mean of each channel, as `nn.AdaptiveAvgPool2d`, for which vmap has no rule."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean(dim=(2, 3))
@@ -76,8 +76,8 @@ class MeanOfImage(nn.Module):
 
 def resnet(shape: tuple[int, ...], classes: int, hidden: int) -> nn.Module:
     """ResNet-14 of He et al. (CVPR 2016), section 4.2, with group norm: one convolution, six residual blocks of widths
-    16, 32 and 64, the mean over the image, one linear layer; 175,258 parameters for 3 channels and 10 classes. Its
-    widths are fixed: `hidden` has no part in it."""
+    16, 32 and 64, the mean over the image, one linear layer; 175,258 parameters for 3 channels and 10 classes. `hidden`
+    is not used: the widths are fixed."""
     if len(shape) != 3 or min(shape[1:]) < 4:
         raise UsageError(
             f"model.name: resnet takes images (channels, height, width) of 4 pixels or more each way, got {shape}; use "
@@ -104,7 +104,7 @@ class Recurrent(nn.Module):
 
 
 class Attention(nn.Module):
-    """Several heads; a position sees itself and those before it."""
+    """Attention with several heads; a position sees itself and the positions before it."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -114,8 +114,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
         parts = self.inner(x).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        seen = F.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True)
-        out: Tensor = self.outer(seen.transpose(1, 2).reshape(batch, length, width))
+        attended = F.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True)
+        out: Tensor = self.outer(attended.transpose(1, 2).reshape(batch, length, width))
         return out
 
 
@@ -134,7 +134,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """As `Recurrent`, by blocks of attention."""
+    """Computes what `Recurrent` does, by blocks of attention."""
 
     def __init__(self, tokens: int, length: int, hidden: int) -> None:
         super().__init__()
@@ -143,13 +143,13 @@ class Transformer(nn.Module):
         self.norm, self.head = nn.LayerNorm(_WIDTH), nn.Linear(_WIDTH, tokens)
 
     def forward(self, x: Tensor) -> Tensor:
-        known = self.words(x) + self.places(torch.arange(x.shape[1], device=x.device))
-        scores: Tensor = self.head(self.norm(self.blocks(known)))
+        embedded = self.words(x) + self.places(torch.arange(x.shape[1], device=x.device))
+        scores: Tensor = self.head(self.norm(self.blocks(embedded)))
         return scores
 
 
 def text(name: str, shape: tuple[int, ...], classes: int, hidden: int) -> nn.Module:
-    """A model of windows of tokens: `shape` is (length,), `classes` the number of tokens."""
+    """A model for windows of tokens: `shape` is (length,), `classes` is the number of tokens."""
     if len(shape) != 1:
         raise UsageError(
             f"model.name: {name} takes windows of tokens, whose shape is (length,), got {shape}; use vgg8, resnet or "
@@ -160,7 +160,7 @@ def text(name: str, shape: tuple[int, ...], classes: int, hidden: int) -> nn.Mod
 
 @dataclass(frozen=True)
 class Entry:
-    """A model of the zoo: what it is and how it is built from (input shape, classes, hidden width)."""
+    """A model of the zoo: its description, and a function that builds it from input shape, classes and hidden width."""
 
     description: str
     build: Callable[[tuple[int, ...], int, int], nn.Module]
@@ -184,7 +184,7 @@ MODELS: dict[str, Entry] = {
 
 
 def build(name: str, shape: tuple[int, ...], classes: int, hidden: int, key: int) -> nn.Module:
-    """Build a model of the zoo with initial weights drawn from the stream `key`."""
+    """Build a model by name, with initial weights drawn from the stream `key`."""
     if name not in MODELS:
         raise UsageError(f"model.name: got {name!r}; {did_you_mean(name, MODELS)}")
     return seeded(lambda: MODELS[name].build(shape, classes, hidden), key)

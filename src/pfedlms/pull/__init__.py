@@ -8,9 +8,9 @@ For one layer with sketch y = Φθ, thresholds τ_1 < … < τ_T and consensus s
 
 where huber_ρ(z) = max_{|u| ≤ 1} (u z − ρ u²/2) and ∇_θ = Φᵀ ∇_y. R is zero iff every y(i) lies in the closed interval
 [τ_q̃(i), τ_q̃(i)+1]. ρ_l = ρ σ̄_l is relative to the layer's scale. Traps: R̃_ρ is not zero but −ρ/2 for each
-coordinate and threshold where all is consistent; in an interval narrower than 2 ρ_l the gradient never vanishes; a
-layer with σ̄ = 0 has no pull; a threshold beyond the float32 range is infinite, and an infinite ρ_l beside it would be
-NaN.
+coordinate and threshold that agrees with the consensus; in an interval narrower than 2 ρ_l the gradient never vanishes;
+a layer with σ̄ = 0 has no pull; a threshold beyond the float32 range is infinite, and together with an infinite ρ_l it
+would give NaN.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Pull:
         smoothing: float,
     ) -> None:
         device, layers = sketch.rows.device, len(sketch.shape.places)
-        given = {"thresholds": thresholds, "deviations": deviations, "consensus": consensus}
-        tau, sigma, agreed = (tensor_of(name, values, device) for name, values in given.items())
+        arguments = {"thresholds": thresholds, "deviations": deviations, "consensus": consensus}
+        tau, sigma, agreed = (tensor_of(name, values, device) for name, values in arguments.items())
         if tau.ndim != 2 or len(tau) != layers or not 1 <= tau.shape[1] <= 255 or not tau.is_floating_point():
             raise ValueError(
                 f"thresholds: got {tau.dtype} of shape {tuple(tau.shape)}, expected floats of shape [{layers}, T], T "
@@ -91,8 +91,8 @@ class Pull:
         self.check_values()
 
     def check_values(self) -> None:
-        """Refuse values that no round can produce. The check waits for a GPU, so the engine skips it for values that
-        were checked when they were received."""
+        """Raise ValueError for values that no round can produce. The check waits for a GPU, so the engine skips it:
+        values of messages are checked when they are received."""
         for name in ("strength", "smoothing"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0 <= value < np.inf:
@@ -122,44 +122,41 @@ class Pull:
         )
 
     def gradient(self, params: Values) -> Values:
-        """λ Φᵀ ∇_y R̃_ρ(Φθ): `[clients, dim]` → `[clients, dim]`, or of one vector; on the CPU kernels give the bits of
-        the definition. Autograd cannot differentiate this gradient again."""
-        given = self.sketch.check("params", params, self.sketch.dim)
-        if given.requires_grad and torch.is_grad_enabled() and backend_of(given) != "plain":
+        """λ Φᵀ ∇_y R̃_ρ(Φθ): `[clients, dim]` → `[clients, dim]`, or `[dim]` → `[dim]`. CPU kernels give the bits of the
+        definition. Autograd cannot differentiate this gradient again."""
+        theta = self.sketch.check("params", params, self.sketch.dim)
+        where = backend_of(theta)
+        if theta.requires_grad and torch.is_grad_enabled() and where != "plain":
             raise ValueError(
                 "gradient: got params that require grad, expected them outside autograd; pass params.detach(), or call "
                 "it under torch.no_grad()"
             )
-        return in_kind(params, self._gradient(given))
-
-    def _gradient(self, params: Tensor) -> Tensor:
-        where = backend_of(params)
         if where == "cpu":
-            return cpu.gradient(self, params)
+            return in_kind(params, cpu.gradient(self, theta))
         if where == "gpu":
             from pfedlms.pull import gpu
 
-            return gpu.gradient(self, params)
-        tau, widths = self.thresholds.to(params.dtype), self.widths.to(params.dtype)
-        slope = penalty_slope(self.sketch.forward(params), tau, widths, self.consensus, self.sketch.layers)
-        return self.sketch.adjoint(slope * self.strength)
+            return in_kind(params, gpu.gradient(self, theta))
+        tau, widths = self.thresholds.to(theta.dtype), self.widths.to(theta.dtype)
+        slope = penalty_slope(self.sketch.forward(theta), tau, widths, self.consensus, self.sketch.layers)
+        return in_kind(params, self.sketch.adjoint(slope * self.strength))
 
     @cached_property
     def widths(self) -> Tensor:
-        """ρ_l of every layer, `[layers]`: at most 2^126, and zero below 2^−126. Then 1/ρ_l is a normal float32, and
-        (y − τ)/ρ_l is a number also where τ is infinite or y = τ."""
+        """ρ_l of every layer, `[layers]`: at most 2^126, and zero below 2^−126. So 1/ρ_l is a normal float32, and
+        (y − τ)/ρ_l is not NaN where τ is infinite or y = τ."""
         wide = self.smoothing * self.deviations
         return torch.where(wide < 2.0**-126, 0.0, wide.clamp(max=2.0**126))
 
     @cached_property
-    def rows_in_order(self) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-        """Tables for the CPU kernel, computed once per round."""
-        return cpu.by_row(self)
+    def sorted_rows(self) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+        """Rows and consensus for the CPU kernel, computed once per round."""
+        return cpu.sort_rows(self)
 
     @cached_property
     def positions(self) -> Tensor:
-        """q̃ in int16 where its row of H is, −1 where that is not kept: for the GPU kernel, computed once per round."""
-        return self.sketch.in_place(self.consensus.to(torch.int16))
+        """q̃ in int16 at its row of H, −1 at rows that are not kept: for the GPU kernel, computed once per round."""
+        return self.sketch.scatter_to_rows(self.consensus.to(torch.int16))
 
 
 def penalty_slope(sketched: Tensor, thresholds: Tensor, widths: Tensor, consensus: Tensor, layers: Tensor) -> Tensor:

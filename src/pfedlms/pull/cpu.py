@@ -1,4 +1,4 @@
-"""The pull on a CPU: sketch, slope and adjoint of one layer of one client while it is in the cache."""
+"""CPU kernel of the pull: a layer of one client goes through sketch, slope and adjoint while it is in the cache."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from pfedlms.pull import Pull
 
 
-def by_row(pull: Pull) -> tuple[Array, Array]:
-    """Kept rows in the order they lie in memory, and their consensus: the pull does not care which entry of a message a
-    row is."""
+def sort_rows(pull: Pull) -> tuple[Array, Array]:
+    """The rows kept of each layer in ascending order, which is faster to read, and their consensus. The pull does not
+    depend on the order of entries in a message."""
     rows, consensus = pull.sketch.rows.numpy(), pull.consensus.numpy()
     order = np.concatenate([p.start + np.argsort(rows[p.start : p.stop]) for p in pull.sketch.shape.places])
     return rows[order], consensus[order]
@@ -30,7 +30,7 @@ def gradient(pull: Pull, params: Tensor) -> Tensor:
     out = torch.empty_like(theta)
     tau, widths = (value.to(theta.dtype).numpy() for value in (pull.thresholds, pull.widths))
     share_layers(
-        _pull, sketch, len(theta), theta.numpy(), sketch.signs.numpy(), *pull.rows_in_order, sketch.shape.table,
+        _pull, sketch, len(theta), theta.numpy(), sketch.signs.numpy(), *pull.sorted_rows, sketch.shape.table,
         scales(sketch, theta), tau, widths, theta.numpy().dtype.type(pull.strength), out.numpy(),
     )  # fmt: skip
     return out
@@ -45,11 +45,11 @@ def _pull(
     for task in range(first, last):
         client, layer = task // len(table), task % len(table)
         begin, end, pad, start, stop = table[layer]
-        work, kept, scale = workspace[:pad], np.empty(stop - start, theta.dtype), scales[layer]
+        work, y, scale = workspace[:pad], np.empty(stop - start, theta.dtype), scales[layer]
         enter(theta[client][begin:end], signs[begin:end], work)
         fwht_row(work)
-        gather(work, rows[start:stop], scale, kept)
-        slope = _slope(kept, consensus[start:stop], thresholds[layer], widths[layer])
+        gather(work, rows[start:stop], scale, y)
+        slope = _slope(y, consensus[start:stop], thresholds[layer], widths[layer])
         scatter(slope, rows[start:stop], strength, work)
         fwht_row(work)
         leave(work, signs[begin:end], scale, out[client][begin:end])
@@ -57,7 +57,8 @@ def _pull(
 
 @compiled()
 def _slope(sketched: Array, consensus: Array, thresholds: Array, width: Any) -> Array:
-    """`penalty_slope` of one layer of one client; a loop for each threshold, because such loops become vector code."""
+    """`penalty_slope` of one layer of one client; with a loop for each threshold, because LLVM vectorises such
+    loops."""
     kind = sketched.dtype.type
     levels, total = kind(len(thresholds)), np.zeros_like(sketched)
     if width > 0:

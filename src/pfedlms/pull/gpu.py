@@ -1,8 +1,7 @@
-"""The pull on a GPU: sketch, slope and adjoint of a layer without leaving registers in between.
+"""GPU kernels of the pull: sketch, slope and adjoint of a layer, with y and its slope in registers.
 
-The consensus lies in position space, so that no row has to be gathered or scattered: q̃ where a row was kept, a mark
-elsewhere. The transform's passes are those of `sketch.gpu`.
-"""
+The consensus is stored by rows of H, so that nothing has to be gathered or scattered: q̃ at rows that are kept, −1 at
+the others. The transform's passes are those of `sketch.gpu`."""
 
 from __future__ import annotations
 

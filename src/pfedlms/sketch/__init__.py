@@ -1,7 +1,8 @@
-"""θ → Φθ and back: the sketch Φ of every layer. This file has its definition in torch; `cpu` and `gpu` have kernels.
+"""The sketch Φθ of models, layer by layer, and its adjoint. The definition in torch is here; `cpu` and `gpu` have the
+kernels.
 
-All of them give the same bits, except the adjoint on a GPU, whose stages run in another order. Autograd uses the
-kernels, too: the gradient of Φ is Φᵀ, and the gradient of Φᵀ is Φ.
+All of them give the same bits, except the adjoint on a GPU, whose stages run in another order. Under autograd the
+kernels run, too: the gradient of Φ is Φᵀ, and the gradient of Φᵀ is Φ.
 """
 
 from __future__ import annotations
@@ -22,18 +23,19 @@ from torch.nn import functional as F
 from pfedlms import rng
 from pfedlms.backend import backend_of, to_device
 from pfedlms.checks import Array, Values, floats, in_kind, tensor_of, whole
-from pfedlms.models.layout import Layout, checked_ratio
+from pfedlms.models.layout import Layout, check_ratio
 from pfedlms.quantise import pack_signs, root_mean_squares
 from pfedlms.sketch import cpu
 from pfedlms.sketch.hadamard import fwht_, fwht_reference
 
-_EPOCHS = 32  # whose constants are hashed together
+_EPOCHS = 32  # so many epochs have their constants hashed together
 
 __all__ = ["Sketch", "fwht_", "fwht_reference", "sketch_of_round"]
 
 
 class Place(NamedTuple):
-    """Where one layer lies: its parameters begin … end, padded to `pad`, and its part start … stop of a sketch."""
+    """Where one layer lies: its parameters are [begin, end) of a model, padded to `pad`; its part of a sketch is
+    [start, stop)."""
 
     begin: int
     end: int
@@ -54,7 +56,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """What the sketches of all epochs have in common."""
+    """What all epochs' sketches of a layout have in common."""
 
     dim: int
     places: tuple[Place, ...]
@@ -66,7 +68,7 @@ class Shape:
 
     @cached_property
     def row_table(self) -> NDArray[np.int64]:
-        """log2 N of every layer, and where its part of a sketch starts and stops: `[3, layers]`."""
+        """log2 N, start and stop of every layer: `[3, layers]`."""
         return np.array([(pad.bit_length() - 1, start, stop) for _, _, pad, start, stop in self.places]).T
 
 
@@ -78,8 +80,8 @@ class Sketch:
     rows. D and S are pure functions of (seed, epoch, layer), see `rng`. So ‖Φ‖ ≤ √(N/m), ΦΦᵀ = (N/m) I for a layer
     without padding, and ⟨Φx, u⟩ = ⟨x, Φᵀu⟩.
 
-    Its fields define it; everything else is computed from them on first use. With `ratio` m = max(1, floor(ratio · N)),
-    see `Layout.sketch_sizes` for `allocation`. Each `epoch` has its own Φ. `device` is where the models are.
+    m = max(1, floor(ratio · N)); for `allocation` see `Layout.sketch_sizes`. Each `epoch` has its own Φ. `device` is
+    where the models are. The fields define a sketch; everything else is computed from them on first use.
 
     All functions take models `[clients, dim]` or one vector `[dim]`, float32 or float64, tensors or arrays, and return
     the same kind. NaN and infinite values give NaN or infinite values.
@@ -97,9 +99,9 @@ class Sketch:
 
     shape: Shape
     keys: Tensor
-    """The stream of D of every layer, `[layers]`, bit for bit as int64."""
+    """Keys of the random streams of D, one for each layer, `[layers]`; unsigned bits as int64."""
     rows: Tensor
-    """The rows that S keeps of every layer, in the order of a message, `[Σ m]`."""
+    """The rows that S keeps of all layers, in the order of a message, `[Σ m]`."""
 
     def __init__(
         self,
@@ -115,7 +117,7 @@ class Sketch:
                 f"layout: got {type(layout).__name__}, expected a Layout; pass flat_layout(module), or use "
                 "Sketch.of_vector(size, …)"
             )
-        shape = shape_of(layout, checked_ratio(ratio), allocation)
+        shape = shape_of(layout, check_ratio(ratio), allocation)
         seed, epoch = whole("seed", seed, 0, rng.MOST), whole("epoch", epoch, 0, rng.MOST)
         try:
             place = torch.device(device or "cpu")
@@ -131,7 +133,7 @@ class Sketch:
     def of_vector(
         cls, size: int, ratio: float, seed: int, epoch: int = 0, device: torch.device | str | None = None
     ) -> Sketch:
-        """The sketch of vectors of `size` entries, as one layer."""
+        """The sketch of vectors of `size` entries, which are one layer."""
         return cls(Layout.of_vector(size), ratio, seed, epoch, device)
 
     def __repr__(self) -> str:
@@ -141,8 +143,8 @@ class Sketch:
 
     @cached_property
     def origin(self) -> str:
-        """The arguments it was made from, for its repr. It is no field, because to `engine.graphs` sketches of all
-        epochs are one computation. A sketch rebuilt there from its fields has no origin."""
+        """Ratio, seed and epoch, for the repr. It is not a field, because `engine.graphs` must see the same computation
+        in the sketches of all epochs. A sketch that is rebuilt from its fields has no origin."""
         return ""
 
     @cached_property
@@ -152,23 +154,22 @@ class Sketch:
 
     @cached_property
     def positions(self) -> Tensor:
-        """Which entry of a sketch each row of H gives, −1 where it is not kept: int32, of all padded layers one after
-        another."""
-        return self.in_place(torch.arange(self.size, dtype=torch.int32, device=self.rows.device))
+        """The number of the sketch entry that each row of H gives, −1 for rows that are not kept: int32, for all padded
+        layers one after another."""
+        return self.scatter_to_rows(torch.arange(self.size, dtype=torch.int32, device=self.rows.device))
 
-    def in_place(self, entries: Tensor) -> Tensor:
-        """`entries: [Σ m]` where their rows of H are, and −1 where a row is not kept: of all padded layers one after
-        another. A recording (`engine.graphs`) may have it inside, so nothing here comes from the host."""
+    def scatter_to_rows(self, entries: Tensor) -> Tensor:
+        """`entries: [Σ m]`, each at its row of H, and −1 at rows that are not kept: for all padded layers one after
+        another. It may be part of a recording (`engine.graphs`), so it copies nothing from the host."""
         *begins, end = accumulate((place.pad for place in self.shape.places), initial=0)
-        everywhere = entries.new_full((end,), -1)
-        rows = [own + begin for own, begin in zip(torch.split(self.rows, list(self.sizes)), begins, strict=True)]
-        everywhere[torch.cat(rows)] = entries
-        return everywhere
+        scattered = entries.new_full((end,), -1)
+        rows = [part + begin for part, begin in zip(torch.split(self.rows, list(self.sizes)), begins, strict=True)]
+        scattered[torch.cat(rows)] = entries
+        return scattered
 
     @cached_property
     def signs(self) -> Tensor:
-        """D of all layers, int8 `[dim]`: a quarter of the memory to read in every transform. Kernels on a GPU hash
-        theirs where they use them."""
+        """D of all layers, int8 `[dim]`: a quarter of the memory of float32. GPU kernels hash their signs instead."""
         return torch.cat(
             [
                 rng.device_signs(key, end - begin)
@@ -200,7 +201,7 @@ class Sketch:
         return in_kind(sketched, self._apply("adjoint", self.check("sketched", sketched, self.size)))
 
     def _apply(self, direction: _Direction, values: Tensor) -> Tensor:
-        """Φ or Φᵀ of rows; by a kernel also under autograd, which cannot differentiate kernels itself."""
+        """Φ or Φᵀ of rows. Under autograd, which cannot differentiate kernels, they run in `_Differentiable`."""
         if values.requires_grad and torch.is_grad_enabled() and backend_of(values) != "plain":
             differentiable: Tensor = _Differentiable.apply(values, self, direction)  # type: ignore[no-untyped-call]
             return differentiable
@@ -208,25 +209,24 @@ class Sketch:
         return result
 
     def spread(self, sketched: Values) -> Values:
-        """D H Sᵀ u = √m Φᵀu: `[clients, Σ m]` → `[clients, dim]`. For signs u it holds integers of at most m ≤ 2^24,
-        which no order of summation rounds: the same bits everywhere."""
-        given = self.check("sketched", sketched, self.size)
-        _refuse_autograd("spread", "sketched", given, "adjoint")
-        return in_kind(sketched, self._spread(given))
+        """D H Sᵀ u = √m Φᵀu: `[clients, Σ m]` → `[clients, dim]`. For signs u the results are integers of at most m ≤
+        2^24, which are exact in every order of summation: so all devices give the same bits."""
+        rows = self.check("sketched", sketched, self.size)
+        _refuse_autograd("spread", "sketched", rows, "adjoint")
+        return in_kind(sketched, self._spread(rows))
 
     def _spread(self, sketched: Tensor) -> Tensor:
         result: Tensor = _implementation(sketched).adjoint(self, sketched, scaled=False)
         return result
 
-    def spread_whole(self, sums: NDArray[np.float64]) -> Tensor:
-        """`spread` of whole numbers, `[Σ m]` → `[dim]` in float64 on the sketch's device; exact where m max |sums| ≤
-        2^53.
+    def spread_integers(self, sums: NDArray[np.float64]) -> Tensor:
+        """`spread` of integers, `[Σ m]` → `[dim]` in float64 on the sketch's device; exact if m max |sums| ≤ 2^53.
 
-        The GPU's transform is in float32, which holds whole numbers up to 2^24: so it takes digits of so few bits that
-        no sum of m of them is larger.
+        The GPU's transform is in float32, which is exact for integers up to 2^24. So it transforms digits of so few
+        bits that no sum of m of them is larger.
         """
         bits, device = 24 - (max(self.sizes) - 1).bit_length(), self.rows.device
-        if not _made_by_kernels(self.rows) or bits < 1:
+        if not _uses_gpu_kernels(self.rows) or bits < 1:
             return self._spread(to_device(torch.from_numpy(sums[None]), device))[0]
         size, sign = np.abs(sums).astype(np.int64), np.sign(sums).astype(np.int64)
         count = max(1, -(-int(size.max()).bit_length() // bits))
@@ -237,39 +237,39 @@ class Sketch:
         return parts[0]
 
     def split(self, params: Values, model: Values, residual: Values) -> tuple[Values, Values]:
-        """The sketch of x = params − model + residual and the unsent rest: y = Φx, `[clients, Σ m]`, and
-        x − (m/N) Φᵀy, `[clients, dim]`. All three arguments are `[clients, dim]`, or vectors.
+        """The sketch of x = params − model + residual, y = Φx `[clients, Σ m]`, and the unsent rest x − (m/N) Φᵀy
+        `[clients, dim]`. All three arguments are `[clients, dim]`, or vectors.
 
         Without padding (m/N) Φᵀy is the orthogonal projection of x on the rows kept, so nothing is sent twice.
         """
-        named = {"params": params, "model": model, "residual": residual}
-        given = [self.check(name, values, self.dim) for name, values in named.items()]
-        for (name, values), rows in zip(named.items(), given, strict=True):
+        arguments = {"params": params, "model": model, "residual": residual}
+        checked = [self.check(name, values, self.dim) for name, values in arguments.items()]
+        for (name, values), rows in zip(arguments.items(), checked, strict=True):
             _refuse_autograd("split", name, rows, "forward and adjoint")
-            if values.shape != params.shape or rows.dtype != given[0].dtype:
+            if values.shape != params.shape or rows.dtype != checked[0].dtype:
                 raise ValueError(
-                    f"{name}: got {rows.dtype} of shape {tuple(values.shape)}, expected {given[0].dtype} of shape "
+                    f"{name}: got {rows.dtype} of shape {tuple(values.shape)}, expected {checked[0].dtype} of shape "
                     f"{tuple(params.shape)} as params; pass {name} of every client, in the same precision"
                 )
-        sketched, unsent = _implementation(given[0]).split(self, *given)
+        sketched, unsent = _implementation(checked[0]).split(self, *checked)
         return in_kind(params, sketched), in_kind(params, unsent)
 
     def signs_and_rms(self, sketched: Tensor) -> tuple[Tensor, Tensor]:
         """The signs of sketches `[clients, Σ m]`, one bit each (`quantise.pack_signs`), and the root mean square of
         each layer (`quantise.root_mean_squares`); on the device of the sketches."""
-        given = self.check("sketched", sketched, self.size)
-        if backend_of(given) == "gpu":
+        rows = self.check("sketched", sketched, self.size)
+        if backend_of(rows) == "gpu":
             from pfedlms.sketch import gpu
 
-            return gpu.signs_and_rms(self, given)
-        return pack_signs(given), root_mean_squares(given, self.sizes)
+            return gpu.signs_and_rms(self, rows)
+        return pack_signs(rows), root_mean_squares(rows, self.sizes)
 
     def step(self, signs: Array, factors: Array) -> Tensor:
-        """c (D H Sᵀ v), `[dim]`: v is ±1, packed as in `signs_and_rms`, `signs: [⌈Σ m / 8⌉]`; c is one float32 per
-        layer, `factors: [layers]`. Both are on the host.
+        """c (D H Sᵀ v), `[dim]`, from v = ±1, packed as in `signs_and_rms`, `signs: [⌈Σ m / 8⌉]`, and c, one float32
+        per layer, `factors: [layers]`. Both are on the host.
 
-        Integers times c, and later added to w: two operations that round one after the other, and so the same bits
-        everywhere. Where c is zero it is −0, because w − 0 is w, also where w is −0.
+        D H Sᵀ v are integers, so only the product with c is rounded, and all devices give the same bits. Where c is
+        zero the result is −0, because w + (−0) has the bits of w, even if w is −0.
         """
         expected = -(-self.size // 8)
         if signs.dtype != np.uint8 or signs.shape != (expected,):
@@ -278,14 +278,14 @@ class Sketch:
                 "another sketch"
             )
         device = self.rows.device
-        if _made_by_kernels(self.rows):
+        if _uses_gpu_kernels(self.rows):
             from pfedlms.sketch import gpu
 
             return gpu.step(self, to_device(torch.tensor(signs), device), factors.tolist())
         bits = np.unpackbits(signs, count=self.size, bitorder="little")
         votes = torch.from_numpy(bits).to(device).float() * 2 - 1
-        each = torch.from_numpy(np.repeat(factors, [place.end - place.begin for place in self.shape.places])).to(device)
-        return torch.where(each != 0, self.spread(votes[None])[0] * each, -0.0)
+        c = torch.from_numpy(np.repeat(factors, [place.end - place.begin for place in self.shape.places])).to(device)
+        return torch.where(c != 0, self.spread(votes[None])[0] * c, -0.0)
 
     def _layers(self) -> Iterator[tuple[Place, Tensor, Tensor]]:
         """Every layer's place, signs and rows."""
@@ -293,19 +293,19 @@ class Sketch:
             yield place, self.signs[place.begin : place.end], self.rows[place.start : place.stop]
 
     def check(self, name: str, values: Tensor | Array, width: int) -> Tensor:
-        """`values` as rows `[clients, width]` on this device; raises ValueError for anything else, because kernels do
-        not check bounds."""
-        given = floats(name, tensor_of(name, values, self.rows.device))
-        if given.ndim not in (1, 2) or given.shape[-1] != width:
+        """`values` as rows `[clients, width]` on this device; raise ValueError if they are not, because kernels do not
+        check bounds."""
+        rows = floats(name, tensor_of(name, values, self.rows.device))
+        if rows.ndim not in (1, 2) or rows.shape[-1] != width:
             raise ValueError(
-                f"{name}: got shape {tuple(given.shape)}, expected [clients, {width}] or [{width}]; the sketch is of "
+                f"{name}: got shape {tuple(rows.shape)}, expected [clients, {width}] or [{width}]; the sketch is of "
                 "another model"
             )
-        return given if given.ndim == 2 else given[None]
+        return rows if rows.ndim == 2 else rows[None]
 
 
 class _Definition:
-    """The sketch in torch, with the functions that `cpu` and `gpu` have."""
+    """The definition in torch, with the same functions as `cpu` and `gpu`."""
 
     @staticmethod
     def forward(sketch: Sketch, params: Tensor) -> Tensor:
@@ -321,8 +321,8 @@ class _Definition:
         for place, signs, rows in sketch._layers():
             spread = sketched.new_zeros(len(sketched), place.pad)
             spread[:, rows] = sketched[:, place.start : place.stop]
-            own = fwht_reference(spread)[:, : len(signs)] * signs
-            parts.append(own * place.scale if scaled else own)
+            part = fwht_reference(spread)[:, : len(signs)] * signs
+            parts.append(part * place.scale if scaled else part)
         return torch.cat(parts, dim=1)
 
     @staticmethod
@@ -336,7 +336,7 @@ class _Definition:
 
 
 def _implementation(values: Tensor) -> Any:
-    """Who computes with `values`: the kernels of a device, or the definition."""
+    """The module or class that computes with `values`: the kernels of a device, or the definition."""
     where = backend_of(values)
     if where == "gpu":
         from pfedlms.sketch import gpu
@@ -349,7 +349,7 @@ _Direction = Literal["forward", "adjoint"]
 
 
 class _Differentiable(torch.autograd.Function):
-    """A kernel with its gradient. Φ and Φᵀ are linear, so each is the gradient of the other, to any order."""
+    """A kernel with its gradient. Φ and Φᵀ are linear, so each is the gradient of the other; this can be repeated."""
 
     @staticmethod
     def forward(values: Tensor, sketch: Sketch, direction: _Direction) -> Tensor:
@@ -374,13 +374,13 @@ def _refuse_autograd(what: str, name: str, values: Tensor, instead: str) -> None
         )
 
 
-# The sketch of one epoch, kept for other cohorts and exchanges, on the clients' device and the server's.
+# Caches the sketch of an epoch for other cohorts and exchanges, on the clients' device and on the server's.
 sketch_of_round = lru_cache(maxsize=4)(Sketch)
 
 
 @lru_cache
 def shape_of(layout: Layout, ratio: float, allocation: float = 1.0) -> Shape:
-    """The places of a layout's layers in models and sketches."""
+    """Where the layers of a layout lie in models and sketches."""
     places, start = [], 0
     for layer, m in zip(layout.layers, layout.sketch_sizes(ratio, allocation), strict=True):
         places.append(Place(layer.offset, layer.offset + layer.size, layer.pad, start, start + m))
@@ -390,32 +390,30 @@ def shape_of(layout: Layout, ratio: float, allocation: float = 1.0) -> Shape:
 
 @lru_cache(maxsize=4)
 def _constants(shape: Shape, seed: int, block: int, device: torch.device) -> Tensor:
-    """What sketches are made of, for some epochs at once, because one takes as long: a few numbers a layer, hashed here
-    and sent together; the rows themselves are made where they are used. `[epochs, 1 + 3 + 12, layers]`."""
+    """The numbers that define the sketches of a block of epochs, `[epochs, 1 + 3 + 12, layers]`. One epoch would take
+    as long as all of them. They are hashed here and copied to the device together; the rows are computed there."""
     layers = len(shape.places)
-    epoch, layer = (each.flatten() for each in np.indices((_EPOCHS, layers)))
+    epoch, layer = (index.flatten() for index in np.indices((_EPOCHS, layers)))
     names = epoch + block * _EPOCHS, layer
     keys = rng.streams(seed, "sketch-signs", *names).view(np.int64)
     rows = rng.row_constants(rng.streams(seed, "sketch-rows", *names))
     hashed = np.concatenate([keys[None], np.tile(shape.row_table, _EPOCHS), rows])
-    sent = torch.from_numpy(np.ascontiguousarray(hashed.reshape(-1, _EPOCHS, layers).swapaxes(0, 1)))
-    if device.type == "cuda":
-        sent = sent.pin_memory()  # so that the host does not wait for the copy
-    return sent.to(device, non_blocking=True)
+    return to_device(torch.from_numpy(np.ascontiguousarray(hashed.reshape(-1, _EPOCHS, layers).swapaxes(0, 1))), device)
 
 
-def _made_by_kernels(like: Tensor) -> bool:
+def _uses_gpu_kernels(like: Tensor) -> bool:
+    """Whether GPU kernels compute with float32 on the device of `like`."""
     return like.is_cuda and backend_of(like.new_empty(0, dtype=torch.float32)) == "gpu"
 
 
 def kept_rows(shape: Shape, constants: Tensor) -> Tensor:
-    """S of all layers, `[Σ m]`, on the device of `constants: [3 + 12, layers]`: `shape.row_table` and below it the
-    `rng.row_constants` of every layer."""
-    if _made_by_kernels(constants):
+    """S of all layers, `[Σ m]`, on the device of `constants: [3 + 12, layers]`, which are `shape.row_table` and below
+    it the `rng.row_constants` of every layer."""
+    if _uses_gpu_kernels(constants):
         from pfedlms.sketch import gpu
 
         return gpu.kept_rows(shape, constants)
     parts = []
-    for (bits, start, stop), own in zip(shape.row_table.T.tolist(), constants[3:].unbind(dim=1), strict=True):
-        parts.append(rng.row_images(torch.arange(stop - start, device=constants.device), own, bits))
+    for (bits, start, stop), layer in zip(shape.row_table.T.tolist(), constants[3:].unbind(dim=1), strict=True):
+        parts.append(rng.row_images(torch.arange(stop - start, device=constants.device), layer, bits))
     return torch.cat(parts)

@@ -1,6 +1,6 @@
-"""The sketch on a CPU: one pass over a layer of one client while it is in the cache.
+"""CPU kernels of the sketch: a layer of one client goes through all steps while it is in the cache.
 
-Loops go over one contiguous array each, because those become vector code; indices into matrices do not.
+Each loop goes over one contiguous array, because LLVM vectorises such loops, but not loops over rows of matrices.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def _apply(kernel: Any, sketch: Sketch, values: Tensor, width: int, factors: Arr
 
 
 def split(sketch: Sketch, params: Tensor, model: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-    given = [value.detach().contiguous() for value in (params, model, residual)]
-    sketched, unsent = params.new_empty(len(params), sketch.size), torch.empty_like(given[0])
+    vectors = [value.detach().contiguous() for value in (params, model, residual)]
+    sketched, unsent = params.new_empty(len(params), sketch.size), torch.empty_like(vectors[0])
     shares = np.array([place.share for place in sketch.shape.places], dtype=unsent.numpy().dtype)
     share_layers(
-        _split, sketch, len(params), *(value.numpy() for value in given), sketch.signs.numpy(), sketch.rows.numpy(),
+        _split, sketch, len(params), *(value.numpy() for value in vectors), sketch.signs.numpy(), sketch.rows.numpy(),
         sketch.shape.table, scales(sketch, params), shares, sketched.numpy(), unsent.numpy(),
     )  # fmt: skip
     return sketched, unsent
@@ -54,7 +54,7 @@ def scales(sketch: Sketch, like: Tensor) -> Array:
 
 
 def share_layers(kernel: Any, sketch: Sketch, clients: int, *arguments: Any) -> None:
-    """`kernel` on all layers of all clients: task = client · layers + layer."""
+    """Run `kernel` for all layers of all clients: task = client · layers + layer."""
     pads = [place.pad for place in sketch.shape.places]
     share(kernel, clients * len(pads), sum(pads) // len(pads), *arguments)
 
@@ -94,12 +94,12 @@ def _split(
     for task in range(first, last):
         client, layer = task // len(table), task % len(table)
         begin, end, pad, start, stop = table[layer]
-        x, kept = unsent[client][begin:end], sketched[client][start:stop]
+        x, y = unsent[client][begin:end], sketched[client][start:stop]
         _add_residual(theta[client][begin:end], model[client][begin:end], residual[client][begin:end], x)
         enter(x, signs[begin:end], work[:pad])
         fwht_row(work[:pad])
-        gather(work, rows[start:stop], scales[layer], kept)
-        scatter(kept, rows[start:stop], theta.dtype.type(1), work[:pad])
+        gather(work, rows[start:stop], scales[layer], y)
+        scatter(y, rows[start:stop], theta.dtype.type(1), work[:pad])
         fwht_row(work[:pad])
         _subtract(work, signs[begin:end], scales[layer], shares[layer], x)
 

@@ -1,12 +1,12 @@
-"""The sketch and its adjoint as Triton kernels, for GPUs (and, slowly, for Triton's interpreter).
+"""Triton kernels of the sketch and its adjoint, for GPUs (and, slowly, for Triton's interpreter).
 
 A padded layer of N = 2^k entries is seen as a matrix of N / B rows of B = 2^12 contiguous entries:
 
-    block pass     one program takes one row of B entries through the stages 1, 2, …, B/2 in registers
-    column pass    one program takes R ≤ 64 entries a stride apart through log2 R stages, for many columns
+    block pass     one program computes the stages 1, 2, …, B/2 of one row of B entries in registers
+    column pass    one program computes log2 R stages of R ≤ 64 entries that lie a stride apart, for many columns
 
 So N ≤ 2^12 takes one pass over memory, N ≤ 2^18 two and N ≤ 2^24 three. Stages run in the order of `hadamard`, each as
-(a + b, a − b), so results are those of the CPU bit for bit. Signs are hashed where they are used.
+(a + b, a − b), so results have the bits of the CPU. Signs are hashed where they are used.
 """
 
 from __future__ import annotations
@@ -354,7 +354,7 @@ def log2(value: int) -> int:
 
 
 def column_passes(pad: int) -> list[tuple[int, int]]:
-    """(stride, radix) of the passes after the block pass, in the order of stages, as even as they come."""
+    """(stride, radix) of the column passes in the order of stages; their radices are as equal as possible."""
     bits = log2(pad) - log2(BLOCK)
     if bits <= 0:
         return []
@@ -384,8 +384,8 @@ def run_columns(kernel: Any, work: Tensor, stride: int, radix: int, *given: Any,
 
 
 def run_there_and_back(turn: Any, work: Tensor, *given: Any, **constants: Any) -> None:
-    """All column passes and the same back. After the last stage every entry of y is in a register: `turn` computes with
-    it there, and starts the way back at once."""
+    """All column passes forth and back. The last one forth and the first one back are one kernel, `turn`: between them
+    every entry of y is in a register, where it computes with it."""
     *inner, last = column_passes(work.shape[1])
     for each in inner:
         run_columns(plain_columns, work, *each)

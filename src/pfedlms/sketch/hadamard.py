@@ -13,9 +13,9 @@ How the fast one gets near the speed of a memory copy:
 - A *butterfly* holds 8 vectors of 8 elements in registers and takes them through three stages (six on the
   first pass, which also mixes inside each vector), so memory is touched once per three stages. It computes
   exactly what the radix-2 stages compute.
-- Blocks that fit the L1 cache, then blocks that fit L2, finish all their stages before wider strides begin.
+- Blocks that fit in the L1 cache finish all their stages before wider strides begin; then blocks that fit in L2.
 - The vectors are written as LLVM vector code, which becomes AVX, NEON, ... on the machine at hand. The same
-  radix-8 pass as a plain numba loop over eight slices was compiled to scalar code and took twice as long.
+  radix-8 pass as a plain numba loop over eight slices became scalar code and took twice as long.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def fwht_(values: torch.Tensor) -> torch.Tensor:
     `values.copy_(fwht_reference(values))`, whatever the number of rows and threads; that slow expression is also what
     runs where there is no kernel (see `backend_of`).
     """
-    size = _checked_size(values)
+    size = _check_size(values)
     if values.dtype not in (torch.float32, torch.float64) or not values.is_contiguous() or values.requires_grad:
         raise ValueError(
             f"fwht_: values has dtype {values.dtype}, strides {values.stride()} for shape {tuple(values.shape)} and "
@@ -206,7 +206,7 @@ def fwht_reference(values: torch.Tensor) -> torch.Tensor:
 
     In real numbers `values @ H` with H[i, j] = (-1)^popcount(i & j); in floats the stages below define it.
     """
-    size = _checked_size(values)
+    size = _check_size(values)
     result = values.clone()
     stride = 1
     while stride < size:
@@ -216,7 +216,8 @@ def fwht_reference(values: torch.Tensor) -> torch.Tensor:
     return result.view(values.shape)
 
 
-def _checked_size(values: torch.Tensor) -> int:
+def _check_size(values: torch.Tensor) -> int:
+    """N, the size of the last axis; raise ValueError if it is not a power of two in range."""
     size = values.shape[-1] if values.ndim else 0
     if not 1 <= size <= MAX_SIZE or size & (size - 1):
         raise ValueError(

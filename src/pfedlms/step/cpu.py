@@ -1,5 +1,5 @@
-"""Steps and clipping on a CPU: one pass over a client's parameters instead of one for each term. (The loss is as fast
-in torch.)"""
+"""CPU kernels of steps and clipping: one pass over a client's parameters instead of one for each term. (For the loss
+torch is as fast.)"""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pfedlms.checks import Array
 
 BETAS = (0.9, 0.999)  # of AdamW
 EPSILON = 1e-8
-NO_DIVISION_BY_ZERO = 1e-6  # beside the norm that a gradient is clipped by
-_LANES = 16  # partial sums of a norm, so that additions need not wait for each other
+NO_DIVISION_BY_ZERO = 1e-6  # added to the norm by which a gradient is clipped
+_LANES = 16  # partial sums of a norm, so that additions do not wait for each other
 
 
 def sgd_step_(
@@ -55,23 +55,23 @@ def _step(
 
 
 def adamw_step_(
-    params: Tensor, gradient: Tensor, extra: Tensor | None, kept: Tensor, rate: float, decay: float
+    params: Tensor, gradient: Tensor, extra: Tensor | None, state: Tensor, rate: float, decay: float
 ) -> None:
     second = gradient if extra is None else extra
     share(
         _adamw_steps, len(params), 2 * params.shape[1], params.numpy(), gradient.numpy(), second.numpy(),
-        extra is not None, kept.numpy(), rate, decay,
+        extra is not None, state.numpy(), rate, decay,
     )  # fmt: skip
 
 
 @compiled()
 def _adamw_steps(
-    first: int, last: int, params: Array, gradient: Array, extra: Array, has_extra: bool, kept: Array,
+    first: int, last: int, params: Array, gradient: Array, extra: Array, has_extra: bool, state: Array,
     rate: float, decay: float,
 ) -> None:  # fmt: skip
     dim = params.shape[1]
     for client in range(first, last):
-        own = kept[client]
+        own = state[client]
         own[2 * dim] += 1
         count = float(own[2 * dim])
         size, root = rate / (1 - BETAS[0] ** count), sqrt(1 - BETAS[1] ** count)
@@ -116,16 +116,16 @@ def _clip(first: int, last: int, gradient: Array, extra: Array, has_extra: bool,
 
 @compiled()
 def _squared(values: Array) -> float:
-    """Σ x², in float64 and in an order that does not depend on anything but the length."""
-    sums, whole = np.zeros(_LANES), len(values) - len(values) % _LANES
-    for start in range(0, whole, _LANES):
+    """Σ x² in float64, in an order that depends on the length alone."""
+    sums, end = np.zeros(_LANES), len(values) - len(values) % _LANES
+    for start in range(0, end, _LANES):
         for lane in range(_LANES):
             x = float(values[start + lane])
             sums[lane] += x * x
     total = 0.0
     for lane in range(_LANES):
         total += sums[lane]
-    for i in range(whole, len(values)):
+    for i in range(end, len(values)):
         x = float(values[i])
         total += x * x
     return total

@@ -1,4 +1,4 @@
-"""What a local step does besides the model, for GPUs: one pass over memory each instead of one for each term."""
+"""GPU kernels of the parts of a local step besides the model: one pass over memory instead of one for each term."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def sgd_step_(
 def _cross_entropy(
     outputs, labels, losses, slopes, batch, classes, BATCH: tl.constexpr, CLASSES: tl.constexpr
 ):  # fmt: skip
-    """One program per client, with all its outputs in registers."""
+    """One program per client; it has all outputs of the client in registers."""
     client = tl.program_id(0).to(tl.int64)
     row, column = tl.arange(0, BATCH), tl.arange(0, CLASSES)
     inside = (row < batch)[:, None] & (column < classes)[None, :]

@@ -1,4 +1,4 @@
-"""The CRC-32 of zlib, by carry-less multiplication where the processor has it: some ten times as fast.
+"""zlib's CRC-32, about ten times as fast where the processor has carry-less multiplication.
 
 A CRC is the remainder of a polynomial over GF(2), the bits of the message being its coefficients, by P(x) of degree 32.
 Putting n bits behind a message multiplies it by x^n, so 128 bits X, taken as two halves X₀ x^64 + X₁, and the 128 bits
@@ -6,11 +6,10 @@ D that stand d bits further on have the remainder of
 
     X₀ · (x^(64 + d) mod P)  +  X₁ · (x^d mod P)  +  D
 
-which again has 128 bits: that is one *fold*. Four at a time run through the message 64 bytes apart, then fold into one;
-zlib takes its 16 bytes, and what is left of the message behind them. Numbers are reflected as the CRC is, which is why
-the constants are x^(d ± 32). Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ
-Instruction", Intel, 2009.
-"""
+which again has 128 bits: that is one *fold*. Four lanes, each 16 of every 64 bytes, run through the message and are
+folded into one at the end; zlib continues with the 16 bytes of the result and the rest of the message. Numbers are
+reflected as the CRC is, so the constants are x^(d ± 32). Gopal et al., "Fast CRC Computation for Generic Polynomials
+Using PCLMULQDQ Instruction", Intel, 2009."""
 
 from __future__ import annotations
 
@@ -28,19 +27,19 @@ from numpy.typing import NDArray
 
 from pfedlms.backend import compiled, row_memory, share
 
-SHORTEST = 1 << 10  # bytes, below which zlib takes no longer
+SHORTEST = 1 << 10  # bytes; zlib is as fast for fewer
 _FAR = 0x154442BD4, 0x1C6E41596  # x^(512 + 32) and x^(512 − 32) mod P, reflected: 64 bytes further on
 _NEAR = 0x1751997D0, 0x0CCAA009E  # x^(128 + 32) and x^(128 − 32): 16 bytes further on
 _LANES, _STEP = 4, 64
 alloca_once: Any = cgutils.alloca_once
 
-# Numba compiles for the processor at hand unless it is told another one.
+# Numba compiles for this processor unless these variables name another one.
 _CHOSEN = {"NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"} & set(os.environ)
 HAS_KERNEL: bool = binding.get_host_cpu_features().get("pclmul", False) and not _CHOSEN
 
 
 def crc32(data: memoryview, start: int = 0) -> int:
-    """`zlib.crc32(data, start)`; `start` is the checksum of what stands before."""
+    """`zlib.crc32(data, start)`; `start` is the checksum of the bytes before."""
     short = len(data) < SHORTEST
     return zlib.crc32(data, start) if short else crc32_rows(np.frombuffer(data, np.uint8)[None], [start])[0]
 
@@ -96,16 +95,16 @@ def _define_fold(typing: Any, data: Any, at: Any, length: Any, register: Any, ou
         builder.position_at_end(check)
         builder.cbranch(builder.icmp_signed("<", builder.load(place), end), body, done)
         builder.position_at_end(body)
-        here = builder.load(place)
+        now = builder.load(place)
         for lane, slot in enumerate(lanes):
-            builder.store(fold(builder.load(slot), _FAR, load(builder.add(here, at.type(16 * lane)))), slot)
-        builder.store(builder.add(here, at.type(_STEP)), place)
+            builder.store(fold(builder.load(slot), _FAR, load(builder.add(now, at.type(16 * lane)))), slot)
+        builder.store(builder.add(now, at.type(_STEP)), place)
         builder.branch(check)
         builder.position_at_end(done)
-        found = builder.load(lanes[0])
+        folded = builder.load(lanes[0])
         for slot in lanes[1:]:
-            found = fold(found, _NEAR, builder.load(slot))
-        builder.store(found, builder.bitcast(builder.gep(target, [to]), wide.as_pointer()), align=1)
+            folded = fold(folded, _NEAR, builder.load(slot))
+        builder.store(folded, builder.bitcast(builder.gep(target, [to]), wide.as_pointer()), align=1)
         return context.get_dummy_value()
 
     return signature, generate
@@ -118,6 +117,7 @@ _fold: Any = intrinsic(_define_fold)
 def _fold_rows(
     first: int, last: int, data: Any, stride: int, length: int, registers: NDArray[np.uint32], out: NDArray[np.uint8]
 ) -> None:
+    """Fold the first `length` bytes of the rows `first` to `last` − 1 into 16 bytes each."""
     flat = out.reshape(-1)
     for row in range(first, last):
         _fold(data, row * stride, length, registers[row], flat, 16 * row)

@@ -1,10 +1,9 @@
-"""Field codecs: the kinds of values a message is made of, and the message a method declares from them. (Those of few
-levels are in `codec`, positions in `golomb`.)
+"""Messages and their fields. (Fields of symbols and bits are in `codec`, fields of positions in `golomb`.)
 
-A method names its fields and their sizes; both ends derive every length from that declaration, or see where a field
-ends from its own bits, so a payload is the plain concatenation of its fields. Values are NumPy arrays without a clients
-axis; numbers are little endian. Fields are written into an existing buffer (a part of a frame) and read into existing
-arrays (a sender's row of `Message.room`), without extra copies.
+A method declares the fields of its messages. Both ends derive the length of a field from this declaration, or from the
+field's own bits, so a payload is the concatenation of its fields. Values are NumPy arrays without a clients axis;
+numbers are little endian. A field is encoded into an existing buffer (a part of a frame) and decoded into an existing
+array (a sender's row of `Message.empty_values`), without extra copies.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import isfinite, prod
+from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,12 +21,12 @@ from numpy.typing import NDArray
 
 from pfedlms.backend import share
 from pfedlms.errors import DecodeError, OversizedError, TruncatedError
-from pfedlms.wire.kernels import check_finite, copy_finite
+from pfedlms.wire.kernels import check_finite
 
 Array = NDArray[Any]
 Values = Mapping[str, Array]
 
-_FEW = 64  # numbers that Python checks faster than it calls a kernel
+_FEW = 64  # for so many numbers a check in NumPy is faster than the call of a kernel
 
 
 class Field(ABC):
@@ -36,22 +35,22 @@ class Field(ABC):
     name: str
     dtype: ClassVar[type[np.generic]] = np.float32
     shape: tuple[int, ...]
-    """Of one sender's value; set where a field is made."""
+    """Shape of one sender's value; set by the constructors of the kinds of fields."""
     minimum: float = -np.inf
-    """Of every number in it."""
+    """The least number that a value may contain."""
 
     @cached_property
     def max_bytes(self) -> int:
-        """Most bytes the field can take; fields of fixed size always take this many."""
+        """The most bytes the field can take; fields of fixed size always take this many."""
         return prod(self.shape) * np.dtype(self.dtype).itemsize
 
     def size(self, values: Values) -> int:
-        """Bytes the field takes, given the fields before it."""
+        """Bytes of the encoded field; `values` also has the fields before it."""
         return self.max_bytes
 
-    def taken(self, data: memoryview, known: Values) -> int:
-        """Bytes the field takes at the beginning of `data`, for a reader who knows the fields before it; more than
-        there are where some are missing."""
+    def encoded_size(self, data: memoryview, known: Values) -> int:
+        """Bytes of the encoded field with which `data` begins; `known` has the fields before it. The result is larger
+        than `data` if bytes are missing."""
         return self.size(known)
 
     @abstractmethod
@@ -60,14 +59,16 @@ class Field(ABC):
 
     @abstractmethod
     def read(self, data: memoryview, known: Values, out: Array) -> None:
-        """Decode exactly the bytes `taken` into `out`; raises DecodeError for values that cannot have been sent."""
+        """Decode `data`, which has `encoded_size` bytes, into `out`; raise DecodeError if no valid value has these
+        bytes."""
 
     def example(self) -> Array:
-        """A valid value to measure messages with: of the largest size, unless a field overrides this."""
+        """A valid value, to measure the size of messages: the largest, unless a kind of field overrides this."""
         return np.full(self.shape, max(1, self.minimum), self.dtype)
 
-    def given(self, values: Values, *senders: int) -> Array:
-        """The value to write, or those of so many senders, contiguous; a copy only where it is not so already."""
+    def check_value(self, values: Values, *senders: int) -> Array:
+        """This field's value, or those of `senders` senders, as a contiguous array of the right type; raise ValueError
+        if the shape is wrong."""
         value = np.ascontiguousarray(values[self.name], dtype=self.dtype)
         expected = (*senders, *self.shape)
         if value.shape != expected:
@@ -75,12 +76,12 @@ class Field(ABC):
         return value
 
 
-class InRows(Field):
-    """A field of which many senders' values can be written and read at once: rows of arrays, all of one size. One
-    sender's value is a single row."""
+class RowField(Field):
+    """A field that is encoded and decoded for many senders at once, a row for each; all rows have the same size.
+    `write` and `read` take a single row."""
 
     def rows_size(self, values: Values) -> int | None:
-        """Bytes the field takes in every row, given the fields before it; None where rows differ."""
+        """Bytes of the encoded field in every row; `values` also has the fields before it. None if rows differ."""
         return self.max_bytes
 
     @abstractmethod
@@ -88,35 +89,35 @@ class InRows(Field):
         """Encode `values[self.name]: [senders, …]` as the rows of `out`, uint8 `[senders, size]`."""
 
     @abstractmethod
-    def read_rows(self, data: Array, room: Array | None = None) -> Array | None:
-        """The values of the rows of `data`, which may be views of it, or lie in `room`; None where one of them must be
-        refused."""
+    def read_rows(self, data: Array, out: Array | None = None) -> Array | None:
+        """The values of the rows of `data`, or None if one row is not valid. The result may be a view of `data`, or
+        `out`."""
 
     def refusal(self, row: Array) -> str:
         """Why `read_rows` refuses this row."""
-        raise NotImplementedError  # of fields that take all bytes
+        raise NotImplementedError  # for fields that accept all bytes
 
     def write(self, values: Values, out: memoryview) -> None:
-        given, row = self.given(values), np.frombuffer(out, np.uint8)
-        if row.size != self.size(values):  # kernels rely on it
+        value, row = self.check_value(values), np.frombuffer(out, np.uint8)
+        if row.size != self.size(values):  # kernels do not check bounds
             raise ValueError(f"field {self.name!r}: got {row.size} bytes to write to, expected {self.size(values)}")
-        self.write_rows({self.name: given[None]}, row[None])
+        self.write_rows({self.name: value[None]}, row[None])
 
     def read(self, data: memoryview, known: Values, out: Array) -> None:
         row = np.frombuffer(data, np.uint8)
         if row.size != self.size(known):
             raise DecodeError(f"field {self.name!r}: got {row.size} bytes, expected {self.size(known)}")
-        room = out[None]
-        found = self.read_rows(row[None], room)
-        if found is None:
+        out_rows = out[None]
+        decoded = self.read_rows(row[None], out_rows)
+        if decoded is None:
             raise DecodeError(self.refusal(row))
-        if found is not room:
-            out[:] = found[0]
+        if decoded is not out_rows:
+            out[:] = decoded[0]
 
 
 @dataclass(frozen=True)
-class Floats(InRows):
-    """A float32 vector, finite and not below `minimum`. Value: float32 `[count]`. Several threads copy a long one."""
+class Floats(RowField):
+    """A float32 vector of finite numbers, none below `minimum`. Value: float32 `[count]`."""
 
     name: str
     count: int
@@ -126,33 +127,32 @@ class Floats(InRows):
         vars(self).update(shape=(self.count,))
 
     def write(self, values: Values, out: memoryview) -> None:
-        target, given = np.frombuffer(out, dtype="<f4"), self.given(values)
-        if self.count <= _FEW:
-            target[:] = given
-            return
-        share(lambda first, last: np.copyto(target[first:last], given[first:last]), self.count, 1)
-
-    def read(self, data: memoryview, known: Values, out: Array) -> None:
-        _read_floats(self.name, data, out, self.minimum)
+        target, value = np.frombuffer(out, dtype="<f4"), self.check_value(values)
+        share(lambda first, last: np.copyto(target[first:last], value[first:last]), self.count, 1)
 
     def write_rows(self, values: Values, out: Array) -> None:
-        given = self.given(values, len(out)).astype("<f4", copy=False).view(np.uint8)
-        share(lambda first, last: np.copyto(out[first:last], given[first:last]), len(out), self.count)
+        rows = self.check_value(values, len(out)).astype("<f4", copy=False).view(np.uint8)
+        share(lambda first, last: np.copyto(out[first:last], rows[first:last]), len(out), self.count)
 
-    def read_rows(self, data: Array, room: Array | None = None) -> Array | None:
-        # A kernel reads whole numbers at their places.
+    def read_rows(self, data: Array, out: Array | None = None) -> Array | None:
+        # The kernel needs numbers whose addresses are multiples of 4.
         aligned = data.ctypes.data % 4 == data.strides[0] % 4 == 0
-        found = (data if aligned else data.copy()).view("<f4")
+        rows = (data if aligned else data.copy()).view("<f4")
         if self.count <= _FEW:
-            return found if bool((np.isfinite(found) & (found >= np.float32(self.minimum))).all()) else None
-        refused = np.zeros(1, np.uint8)
+            return rows if bool((np.isfinite(rows) & (rows >= np.float32(self.minimum))).all()) else None
+        refused, minimum, read_only = np.zeros(1, np.uint8), float(self.minimum), rows.view()
+        read_only.flags.writeable = False  # numba compiles a kernel for read-only inputs and again for others
+        for row in read_only:
+            share(check_finite, self.count, 1, row, minimum, refused)
+        return None if refused[0] else rows
 
-        def check(first: int, last: int) -> None:
-            for row in found[first:last]:
-                check_finite(row, self.minimum, refused)
-
-        share(check, len(found), self.count)
-        return None if refused[0] else found
+    def refusal(self, row: Array) -> str:
+        numbers = row.view("<f4")
+        at = int(np.argmin(np.isfinite(numbers) & (numbers >= np.float32(self.minimum))))
+        return (
+            f"field {self.name!r}: got {numbers[at]} at position {at}, expected a finite number of at least "
+            f"{self.minimum}"
+        )
 
 
 def Scalar(name: str, minimum: float = -np.inf) -> Floats:
@@ -162,8 +162,8 @@ def Scalar(name: str, minimum: float = -np.inf) -> Floats:
 
 @dataclass(frozen=True)
 class MaskedRows(Field):
-    """Rows of float32 for which an earlier Mask is true; the others are not sent and read as zero. Value: float32
-    `[count, width]`."""
+    """Rows of float32 for which the field `mask`, an earlier Mask, is true; the others are not sent and are read as
+    zero. Value: float32 `[count, width]`."""
 
     name: str
     mask: str
@@ -178,19 +178,19 @@ class MaskedRows(Field):
 
     def write(self, values: Values, out: memoryview) -> None:
         sent = np.asarray(values[self.mask], dtype=bool)
-        np.frombuffer(out, dtype="<f4").reshape(-1, self.width)[:] = self.given(values)[sent]
+        np.frombuffer(out, dtype="<f4").reshape(-1, self.width)[:] = self.check_value(values)[sent]
 
     def read(self, data: memoryview, known: Values, out: Array) -> None:
         rows = np.empty(len(data) // 4, dtype=np.float32)
-        _read_floats(self.name, data, rows)
+        Floats(self.name, len(rows)).read(data, known, rows)
         out[:] = 0
         out[known[self.mask]] = rows.reshape(-1, self.width)
 
 
 @dataclass(frozen=True)
-class MaskedBytes(InRows):
-    """`count` bytes if an earlier Mask of count 1 is true; else they are not sent and read as zero. Value: uint8
-    `[count]`."""
+class MaskedBytes(RowField):
+    """`count` bytes if the field `mask`, an earlier Mask of count 1, is true; else nothing is sent, and zeros are read.
+    Value: uint8 `[count]`."""
 
     name: str
     mask: str
@@ -208,41 +208,22 @@ class MaskedBytes(InRows):
         return self.count if sent.all() else None if sent.any() else 0
 
     def write_rows(self, values: Values, out: Array) -> None:
-        out[:] = self.given(values, len(out))[:, : out.shape[1]]
+        out[:] = self.check_value(values, len(out))[:, : out.shape[1]]
 
-    def read_rows(self, data: Array, room: Array | None = None) -> Array | None:
+    def read_rows(self, data: Array, out: Array | None = None) -> Array | None:
         return data if data.shape[1] else np.zeros((len(data), self.count), np.uint8)
-
-
-def _read_floats(name: str, data: memoryview, out: Array, minimum: float = -np.inf) -> None:
-    """Copy float32 numbers from `data` into `out`; refuse those that are not finite or below the minimum."""
-    source = np.frombuffer(data, dtype="<f4")
-    if len(out) <= _FEW:
-        out[:] = source
-        numbers, least = out.tolist(), float(np.float32(minimum))
-        fine = all(map(isfinite, numbers)) and min(numbers, default=least) >= least
-    else:
-        if not source.flags.aligned:
-            source = np.frombuffer(bytes(data), dtype="<f4")
-        refused = np.zeros(1, np.uint8)
-        share(copy_finite, len(out), 1, source, out, float(minimum), refused)
-        fine = not refused[0]
-    if not fine:
-        at = int(np.argmin(np.isfinite(out) & (out >= minimum)))
-        raise DecodeError(
-            f"field {name!r}: got {out[at]} at position {at}, expected a finite number of at least {minimum}"
-        )
 
 
 @dataclass(frozen=True)
 class Message:
-    """What one end sends in one direction of an exchange: a kind number and its fields in order."""
+    """What one end of an exchange sends: the number of its kind, and its fields in order."""
 
     kind: int
     fields: tuple[Field, ...]
 
     @cached_property
     def max_bytes(self) -> int:
+        """The most bytes a payload can have."""
         return sum(part.max_bytes for part in self.fields)
 
     def size(self, values: Values) -> int:
@@ -258,19 +239,19 @@ class Message:
             at = end
 
     def read(self, payload: memoryview, into: Values | None = None) -> dict[str, Array]:
-        """Values of all fields, in the arrays of `into` or in new ones; the payload must end exactly where the last
-        one does."""
+        """Decode the values of all fields into the arrays of `into`, or into new ones. The payload must end where the
+        last field ends."""
         known: dict[str, Array] = {}
         at, length = 0, len(payload)
         for part in self.fields:
-            end = at + part.taken(payload[at:], known)
+            end = at + part.encoded_size(payload[at:], known)
             if length < end:
                 raise TruncatedError(f"payload: got {length} bytes, expected at least {end} up to field {part.name!r}")
             out = np.empty(part.shape, part.dtype) if into is None else into[part.name]
             if (out.shape, out.dtype) != (part.shape, part.dtype) or not out.flags.carray:
                 raise ValueError(
-                    f"room for field {part.name!r}: got {out.dtype} {list(out.shape)}, expected {part.dtype.__name__} "
-                    f"{list(part.shape)}, contiguous and writable, as a row of `Message.room`"
+                    f"array for field {part.name!r}: got {out.dtype} {list(out.shape)}, expected {part.dtype.__name__} "
+                    f"{list(part.shape)}, contiguous and writable, as a row of `Message.empty_values`"
                 )
             part.read(payload[at:end], known, out)
             known[part.name] = out
@@ -280,12 +261,12 @@ class Message:
         return known
 
     @cached_property
-    def in_rows(self) -> bool:
-        """Whether all its fields are."""
+    def supports_rows(self) -> bool:
+        """Whether all fields are `RowField`s, so that many senders' messages can be encoded at once."""
         return len(self._rows) == len(self.fields)
 
     def rows_size(self, values: Values) -> int | None:
-        """Bytes of the payload in every row of `values: [senders, …]`; None where rows differ."""
+        """Bytes of the payload in every row of `values: [senders, …]`; None if rows differ."""
         sizes = [part.rows_size(values) for part in self._rows]
         return None if None in sizes else sum(filter(None, sizes))
 
@@ -298,7 +279,7 @@ class Message:
             at = end
 
     def read_rows(self, payloads: Array) -> dict[str, Array] | None:
-        """`read` of every row of `payloads`, uint8 `[senders, size]`, if it would take all of them; else None. Values
+        """Decode every row of `payloads`, uint8 `[senders, size]`, as `read` does; None if one row is not valid. Values
         may be views of `payloads`."""
         known: dict[str, Array] = {}
         at, length = 0, payloads.shape[1]
@@ -315,24 +296,24 @@ class Message:
 
     @cached_property
     def only_floats(self) -> bool:
-        """Whether all its fields are `Floats` without a minimum, and numbers are stored as the wire has them."""
+        """Whether all fields are `Floats` without a minimum, on a machine that stores numbers as messages do."""
         plain = len(self.floats) == len(self.fields) and all(part.minimum == -np.inf for part in self.floats)
         return sys.byteorder == "little" and plain
 
     @cached_property
     def floats(self) -> list[Floats]:
-        """Those of its fields that are."""
+        """The fields that are `Floats`."""
         return [part for part in self.fields if isinstance(part, Floats)]
 
     @cached_property
-    def _rows(self) -> list[InRows]:
-        """The fields of a message that is `in_rows`."""
-        return [part for part in self.fields if isinstance(part, InRows)]
+    def _rows(self) -> list[RowField]:
+        """The fields that are `RowField`s."""
+        return [part for part in self.fields if isinstance(part, RowField)]
 
-    def room(self, senders: int) -> dict[str, Array]:
-        """Arrays `[senders, …]` for the values of several senders, to be used again for every message; not filled."""
+    def empty_values(self, senders: int) -> dict[str, Array]:
+        """Uninitialised arrays `[senders, …]` to decode the values of several senders into, again and again."""
         return {part.name: np.empty((senders, *part.shape), part.dtype) for part in self.fields}
 
     def example(self) -> dict[str, Array]:
-        """Valid values to measure messages with, `Field.example` of each."""
+        """Valid values of all fields, to measure the size of messages."""
         return {part.name: part.example() for part in self.fields}

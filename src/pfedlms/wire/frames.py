@@ -1,4 +1,4 @@
-"""Frames: a fixed header of 40 bytes before every payload, and the checks a receiver makes before it uses one.
+"""Frames: a payload behind a fixed header of 40 bytes, and the checks that a receiver makes before it uses one.
 
     offset size
     0      4     magic "PFLM"
@@ -12,7 +12,7 @@
     28     8     digest of what both ends must agree on
     36     4     CRC-32 (zlib's) of bytes 0–35 and the payload
 
-Numbers are unsigned, little endian. The checksum finds accidents; it is no authentication.
+Numbers are unsigned, little endian. The checksum finds damage by accident; it does not authenticate the sender.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SERVER = 0xFFFFFFFF
 _HEADER = struct.Struct("<4sBBHIIIQ8s")
 _CRC = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size + _CRC.size
-_SENDER, _SAMPLES, _CHECKSUM = slice(12, 16), slice(16, 20), slice(36, 40)  # of a header
+_SENDER, _SAMPLES, _CHECKSUM = slice(12, 16), slice(16, 20), slice(36, 40)  # bytes of a header
 
 
 def agreement_digest(agreement: Mapping[str, int | float | bool | str | bytes]) -> bytes:
@@ -80,7 +80,7 @@ def frame(
     digest: bytes,
     out: bytearray | memoryview | None = None,
 ) -> bytes | memoryview:
-    """Encode `values` as one complete frame: bytes, or a view of the beginning of `out` until that is used again."""
+    """Encode `values` as one frame: as bytes, or as the beginning of `out`, of which a view is returned."""
     end = HEADER_BYTES + message.size(values)
     data = memoryview(bytearray(end) if out is None else out).cast("B")[:end]
     if len(data) < end:
@@ -101,11 +101,11 @@ def frame_rows(
     digest: bytes,
     out: Array,
 ) -> None:
-    """`frame` of every row of `values: [senders, …]`, of a message that is `in_rows`, into the rows of `out`, uint8
-    `[senders, HEADER_BYTES + message.rows_size(values)]`."""
+    """Encode every row of `values: [senders, …]` as a frame, a row of `out`, uint8 `[senders, HEADER_BYTES +
+    message.rows_size(values)]`; for a message that `supports_rows`."""
     message.write_rows(values, out[:, HEADER_BYTES:])
-    _write_headers(out, _common_header(message, round, out.shape[1] - HEADER_BYTES, digest), senders, samples)
-    out[:, _CHECKSUM] = _column(_checksums(out))
+    out[:, : _HEADER.size] = _headers(message, round, out.shape[1] - HEADER_BYTES, digest, senders, samples)
+    out[:, _CHECKSUM] = np.array(_checksums(out), dtype="<u4")[:, None].view(np.uint8)
 
 
 def frame_on_gpu(
@@ -117,40 +117,32 @@ def frame_on_gpu(
     samples: Sequence[int],
     digest: bytes,
 ) -> Tensor:
-    """The frames of `frame_rows` in the memory of the GPU that holds `values`, of a message of `only_floats`: int32
-    `[senders, words]`."""
+    """Encode as `frame_rows` does, in the memory of the GPU that holds `values`: int32 `[senders, words]`; for a
+    message of `only_floats`."""
     from pfedlms.wire import gpu
 
-    headers = np.empty((len(senders), HEADER_BYTES), np.uint8)
-    _write_headers(headers, _common_header(message, round, message.max_bytes, digest), senders, samples)
+    headers = np.zeros((len(senders), HEADER_BYTES), np.uint8)
+    headers[:, : _HEADER.size] = _headers(message, round, message.max_bytes, digest, senders, samples)
     return gpu.framed(headers, [values[part.name] for part in message.fields])
 
 
-def _write_headers(out: Array, common: Array, senders: Sequence[int], samples: Sequence[int]) -> None:
-    """All but the checksums."""
-    out[:, : _HEADER.size] = common
-    out[:, _SENDER], out[:, _SAMPLES] = _column(senders), _column(samples)
-
-
-def _column(numbers: Sequence[int]) -> Array:
-    """Numbers of 4 bytes, one in each row."""
-    return np.array(numbers, dtype="<u4")[:, None].view(np.uint8)
+def _headers(
+    message: Message, round: int, length: int, digest: bytes, senders: Sequence[int], samples: Sequence[int]
+) -> Array:
+    """The headers of frames with payloads of `length` bytes, without their checksums: uint8 `[senders, 36]`."""
+    fixed = MAGIC, VERSION, message.kind, 0, round
+    headers = [_HEADER.pack(*fixed, *client, length, digest) for client in zip(senders, samples, strict=True)]
+    return np.frombuffer(b"".join(headers), np.uint8).reshape(-1, _HEADER.size)
 
 
 def _numbers(frames: Array, place: slice) -> list[int]:
-    """A column of numbers of 4 bytes."""
-    found: list[int] = np.ascontiguousarray(frames[:, place]).view("<u4")[:, 0].tolist()
-    return found
-
-
-def _common_header(message: Message, round: int, length: int, digest: bytes) -> Array:
-    """What the headers of all clients have in common; sender and samples are zero."""
-    header = _HEADER.pack(MAGIC, VERSION, message.kind, 0, round, 0, 0, length, digest)
-    return np.frombuffer(header, np.uint8)
+    """The number at the same 4 bytes of every frame."""
+    numbers: list[int] = np.ascontiguousarray(frames[:, place]).view("<u4")[:, 0].tolist()
+    return numbers
 
 
 def _checksums(frames: Array) -> list[int]:
-    """`_checksum` of every row; sender and samples of its header must be there."""
+    """The checksum of every row, whose header must be complete but for it."""
     heads = np.ascontiguousarray(frames[:, : _HEADER.size])
     return crc32_rows(frames[:, HEADER_BYTES:], [zlib.crc32(head) for head in heads])
 
@@ -160,7 +152,7 @@ def _checksum(data: memoryview) -> int:
 
 
 class Received(NamedTuple):
-    """A frame that passed every check."""
+    """The content of a frame that passed every check."""
 
     sender: int
     samples: int
@@ -169,7 +161,7 @@ class Received(NamedTuple):
 
 
 class ReceivedRows(NamedTuple):
-    """Frames of several clients that passed every check; values have a row for each."""
+    """The content of several clients' frames that passed every check; values have a row for each client."""
 
     senders: list[int]
     samples: list[int]
@@ -177,28 +169,28 @@ class ReceivedRows(NamedTuple):
 
 
 class Intake:
-    """Checks the frames of one direction of one exchange; of `senders` (clients of the round, or the server alone) each
-    is accepted once. Both ends must have the same `digest`."""
+    """Checks the frames that one end receives in one exchange. `senders` are the clients of the round, or the server;
+    one frame is accepted from each. Both ends must have the same `digest`."""
 
     def __init__(self, message: Message, digest: bytes, round: int, senders: Collection[int]) -> None:
         self._message, self._digest, self._round, self._senders = message, digest, round, senders
         self._seen: set[int] = set()
 
     def accept(self, data: Buffer, into: Values | None = None) -> Received:
-        """Parse and check one frame; raises the matching WireError if it is not valid.
+        """Parse and check one frame; raise the matching WireError if it is not valid.
 
-        Values are decoded into the arrays of `into` (a row of `Message.room`), else into new ones; a refused frame may
-        leave anything there. Every length is compared with the bytes received and the limit before memory is
-        allocated.
+        Values are decoded into the arrays of `into` (a row of `Message.empty_values`), or into new ones; a refused
+        frame may leave anything there. Every length is compared with the bytes received and with the limit before
+        memory is allocated.
         """
-        sender, samples, payload = self._opened(memoryview(data).cast("B").toreadonly())
+        sender, samples, payload = self._check_frame(memoryview(data).cast("B").toreadonly())
         values = self._message.read(payload, into)
         self._seen.add(sender)
         return Received(sender, samples, values, len(payload))
 
     def accept_rows(self, frames: Array) -> ReceivedRows | None:
-        """`accept` of every row of `frames`, uint8 `[clients, size]`, if all of them are acceptable; else None, and no
-        sender counts as seen: accept them one after another to learn what is wrong. Values may be views of `frames`."""
+        """Accept every row of `frames`, uint8 `[clients, size]`. If one of them is not valid, return None and accept
+        none: call `accept` for each to learn what is wrong. Values may be views of `frames`."""
         senders, samples = self._known_senders(frames, frames.shape[1])
         if not senders or _numbers(frames, _CHECKSUM) != _checksums(frames):
             return None
@@ -209,7 +201,7 @@ class Intake:
         return ReceivedRows(senders, samples, values)
 
     def accept_on_gpu(self, frames: Tensor) -> ReceivedRows | None:
-        """The same of frames in a GPU's memory, as `frame_on_gpu` gives them; values are views of them."""
+        """Accept frames in a GPU's memory, as `frame_on_gpu` returns them; values are views of them."""
         from pfedlms.wire import gpu
 
         headers, fine = gpu.opened(frames)
@@ -222,23 +214,23 @@ class Intake:
         return ReceivedRows(senders, samples, dict(zip([part.name for part in fields], parts, strict=True)))
 
     def _known_senders(self, headers: Array, size: int) -> tuple[list[int], list[int]]:
-        """Senders and samples of frames of `size` bytes whose headers begin the rows given; nobody where one header,
-        its checksum aside, is not as it should be."""
+        """Senders and samples of frames of `size` bytes, from rows that begin with their headers. Two empty lists if
+        one header is not valid; its checksum is not looked at."""
         length = size - HEADER_BYTES
         if not 0 <= length <= self._message.max_bytes:
             return [], []
-        expected = _common_header(self._message, self._round, length, self._digest)
-        for same in (slice(0, 12), slice(20, 36)):
-            if (headers[:, same] != expected[same]).any():
-                return [], []
         senders, samples = _numbers(headers, _SENDER), _numbers(headers, _SAMPLES)
-        once = set(senders)
-        known = all(sender in self._senders for sender in once) and not once & self._seen
-        fine = known and len(once) == len(senders) and SERVER not in once and 0 not in samples
-        return (senders, samples) if fine else ([], [])
+        expected = _headers(self._message, self._round, length, self._digest, senders, samples)
+        if not np.array_equal(headers[:, : _HEADER.size], expected):
+            return [], []
+        distinct = set(senders)
+        expected_senders = all(sender in self._senders for sender in distinct) and not distinct & self._seen
+        once = len(distinct) == len(senders)
+        valid = expected_senders and once and SERVER not in distinct and 0 not in samples
+        return (senders, samples) if valid else ([], [])
 
-    def _opened(self, view: memoryview) -> tuple[int, int, memoryview]:
-        """Sender, samples and payload of a frame whose header is right."""
+    def _check_frame(self, view: memoryview) -> tuple[int, int, memoryview]:
+        """Sender, samples and payload of a frame; raise the matching WireError if its header is not valid."""
         if len(view) < HEADER_BYTES:
             raise TruncatedError(f"frame: got {len(view)} bytes, expected a header of {HEADER_BYTES}")
         magic, version, kind, reserved, round, sender, samples, length, digest = _HEADER.unpack_from(view)

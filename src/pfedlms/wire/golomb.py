@@ -27,7 +27,8 @@ from pfedlms.errors import DecodeError
 from pfedlms.wire.fields import Array, Field, Values
 from pfedlms.wire.kernels import Words, gaps_bits, gaps_end, pack_gaps, u64, unpack_gaps
 
-MOST_PLACES = 1 << 48  # so that b bits at any place of a byte lie within 64
+MOST_PLACES = 1 << 48  # so that the b bits of a gap, wherever in a byte they start, lie within 64
+_COUNT_BYTES = 4
 
 
 def remainder_bits(count: int, places: int) -> int:
@@ -60,22 +61,22 @@ class Positions(Field):
         vars(self).update(shape=(self.count,), max_bytes=(longest + 7) // 8, _bits=bits)
 
     def size(self, values: Values) -> int:
-        return self._measured(values)[1]
+        return self._check_positions(values)[1]
 
-    def taken(self, data: memoryview, known: Values) -> int:
+    def encoded_size(self, data: memoryview, known: Values) -> int:
         stream = np.frombuffer(data.toreadonly(), np.uint8)
         return (int(gaps_end(stream, u64(self.count), u64(self._bits))) + 7) // 8
 
     def write(self, values: Values, out: memoryview) -> None:
-        positions, size = self._measured(values)
+        positions, size = self._check_positions(values)
         stream = np.frombuffer(out, np.uint8)
-        if stream.size != size:  # the kernel relies on it
+        if stream.size != size:  # the kernel does not check bounds
             raise ValueError(f"field {self.name!r}: got {stream.size} bytes to write to, expected {size}")
         pack_gaps(positions, stream, u64(self._bits))
 
-    def _measured(self, values: Values) -> tuple[Words, int]:
-        """The positions, once they are known to be valid, and the bytes they take."""
-        positions = self.given(values).view(np.uint64)
+    def _check_positions(self, values: Values) -> tuple[Words, int]:
+        """The positions, and the bytes of their code; raise ValueError if they do not ascend or are out of range."""
+        positions = self.check_value(values).view(np.uint64)
         positions.flags.writeable = False  # numba compiles a kernel for read-only inputs and again for others
         good, bits = map(int, gaps_bits(positions, u64(self.places), u64(self._bits)))
         if good < self.count:
@@ -100,6 +101,72 @@ class Positions(Field):
             )
 
     def example(self) -> Array:
-        """Places drawn at random: the average size of a message, not the largest, if all choices are equally likely."""
+        """Random positions: they give the average size of a message, not the largest."""
         draw = rng.generator(rng.stream(0, "example-positions"))
         return np.sort(draw.choice(self.places, self.count, replace=False, shuffle=False))
+
+
+@dataclass(frozen=True)
+class Count(Field):
+    """A whole number below 2^32, little endian. Value: int64 `[1]`."""
+
+    name: str
+    dtype: ClassVar[type[np.generic]] = np.int64
+
+    def __post_init__(self) -> None:
+        vars(self).update(shape=(1,), max_bytes=_COUNT_BYTES)
+
+    def write(self, values: Values, out: memoryview) -> None:
+        out[:] = int(self.check_value(values)[0]).to_bytes(_COUNT_BYTES, "little")
+
+    def read(self, data: memoryview, known: Values, out: Array) -> None:
+        out[0] = int.from_bytes(data, "little")
+
+
+@dataclass(frozen=True)
+class Places(Field):
+    """A mask of few ones, as positions: how many there are in 4 bytes, little endian, then their `Positions`, or
+    nothing if there are none. Value: bool `[count]`."""
+
+    name: str
+    count: int
+    dtype: ClassVar[type[np.generic]] = np.bool_
+
+    def __post_init__(self) -> None:
+        # The code is longest where 38 % of the mask is true: 1.07 bits for each entry of the mask.
+        vars(self).update(shape=(self.count,), max_bytes=_COUNT_BYTES + 1 + self.count * 9 // 64 + 8)
+
+    def size(self, values: Values) -> int:
+        positions = np.flatnonzero(values[self.name])
+        return _COUNT_BYTES + (self._positions(len(positions)).size({self.name: positions}) if len(positions) else 0)
+
+    def encoded_size(self, data: memoryview, known: Values) -> int:
+        if len(data) < _COUNT_BYTES:
+            return _COUNT_BYTES
+        chosen = self._read_count(data)
+        return _COUNT_BYTES + (self._positions(chosen).encoded_size(data[_COUNT_BYTES:], known) if chosen else 0)
+
+    def write(self, values: Values, out: memoryview) -> None:
+        positions = np.flatnonzero(self.check_value(values))
+        out[:_COUNT_BYTES] = len(positions).to_bytes(_COUNT_BYTES, "little")
+        if len(positions):
+            self._positions(len(positions)).write({self.name: positions}, out[_COUNT_BYTES:])
+
+    def read(self, data: memoryview, known: Values, out: Array) -> None:
+        out[:], chosen = False, self._read_count(data)
+        if chosen:
+            positions = np.empty(chosen, np.int64)
+            self._positions(chosen).read(data[_COUNT_BYTES:], known, positions)
+            out[positions] = True
+
+    def example(self) -> Array:
+        return np.zeros(self.shape, np.bool_)
+
+    def _read_count(self, data: memoryview) -> int:
+        chosen = int.from_bytes(data[:_COUNT_BYTES], "little")
+        if chosen > self.count:
+            raise DecodeError(f"field {self.name!r}: got {chosen} places, expected at most {self.count}")
+        return chosen
+
+    def _positions(self, chosen: int) -> Positions:
+        return Positions(self.name, chosen, self.count)

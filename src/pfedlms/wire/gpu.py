@@ -1,8 +1,8 @@
-"""Frames in the memory of a GPU: those of messages that are plain floats, with the bytes that `frames` gives them.
+"""Frames in the memory of a GPU, for messages of plain floats; they have the bytes that `frames` gives them.
 
-A frame is a row of 32-bit words, the checksum being word 9. Its CRC-32 is a sum over GF(2): word i of W, as a
-polynomial, counts with the factor x^(32 (W − i)), the first word complemented, and the sum is complemented, too. So all
-words are multiplied and added at the same time; see `checksum` for the arithmetic.
+A frame is a row of 32-bit words; word 9 is the checksum. The CRC-32 is a sum over GF(2): word i of W, as a polynomial,
+has the factor x^(32 (W − i)); the first word and the sum are complemented. So all words are multiplied and added at the
+same time. The module `checksum` explains the arithmetic.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _WORDS = _LANES * _TURNS  # of one program
 
 
 def framed(headers: NDArray[np.uint8], values: Sequence[Tensor]) -> Tensor:
-    """Frames of some clients, int32 `[clients, words]`: `headers: [clients, 40]`, whose checksums are still missing,
-    and after them the values, float32 `[clients, …]` on one device."""
+    """Build frames, int32 `[clients, words]`, from `headers: [clients, 40]` without checksums and `values`, float32
+    `[clients, …]` on one device."""
     rows = [value.view(torch.int32) for value in values]
     head = to_device(torch.from_numpy(headers.view(np.int32)), rows[0].device)
     frames = torch.cat([head, *rows], dim=1)
@@ -37,14 +37,14 @@ def framed(headers: NDArray[np.uint8], values: Sequence[Tensor]) -> Tensor:
 
 
 def opened(frames: Tensor) -> tuple[NDArray[np.uint8], bool]:
-    """The headers of frames on the host, `[clients, 40]`, and whether the checksums are right and all floats finite."""
+    """The headers of frames, `[clients, 40]` on the host, and whether all checksums are right and all floats finite."""
     head, found = to_host(frames[:, :HEADER], checked(frames))
     fine = torch.equal(head[:, CHECKSUM], found[:, 0]) and not found[:, 1].any()
     return head.numpy().view(np.uint8), fine
 
 
 def checked(frames: Tensor) -> Tensor:
-    """Of each frame the CRC-32 of all its words but the checksum, and 1 if a float in it is not finite: int32
+    """For each frame the CRC-32 of all words but the checksum, and 1 if one of its floats is not finite: int32
     `[clients, 2]`."""
     clients, words = frames.shape
     parts = triton.cdiv(words - 1, _WORDS)
@@ -56,8 +56,8 @@ def checked(frames: Tensor) -> Tensor:
 
 @cache
 def _tables(parts: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Factors that lead from a turn to the next one, from a lane to the end of its part, and from a part to the end of
-    the frame, as tables: entry b is the factor times x^(31 − b), which is what bit b of a word stands for."""
+    """Tables of the factors from one turn to the next, from a lane to the end of its part, and from a part to the end
+    of the frame. Entry b of a table is the factor times x^(31 − b), the power for which bit b of a word stands."""
     powers, bits = _powers(), 31 - np.arange(32)
     turns = powers[32 * _LANES + bits]
     lanes = powers[32 * (_LANES - np.arange(_LANES)) + bits[:, None]]
@@ -87,7 +87,7 @@ def _products(words: NDArray[np.uint32], table: NDArray[np.uint32]) -> NDArray[n
 
 @triton.jit
 def _times(word, table, STEP: tl.constexpr):
-    """`word` times a factor, of which `table` has the entries, `STEP` apart."""
+    """`word` times the factor whose table entries lie `STEP` apart in `table`."""
     product = word ^ word
     for bit in tl.static_range(32):
         product ^= (0 - ((word >> bit) & 1)) & tl.load(table + bit * STEP)
@@ -98,7 +98,7 @@ def _times(word, table, STEP: tl.constexpr):
 def _check(
     frames, words, turns, lanes, ends, found, CHECKSUM: tl.constexpr, LANES: tl.constexpr, TURNS: tl.constexpr
 ):  # fmt: skip
-    """One part of one frame. Words are numbered without the checksum; parts are whole from the last word on."""
+    """Process one part of one frame. The checksum is not counted among the words; only the first part may be short."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     lane = tl.arange(0, LANES)
     first = words - 1 - (tl.num_programs(0) - part) * LANES * TURNS

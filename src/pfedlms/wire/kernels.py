@@ -1,9 +1,8 @@
-"""The loops of messages, compiled: symbols into blocks of bits and back, gaps between positions, and floats that are
-checked while they are copied.
+"""Compiled loops that encode, decode and check messages: symbols as blocks of bits, gaps between positions, floats.
 
-One thread each, without the interpreter lock. Integers are uint64, because numba turns uint64 with int64 into a float
-and lets a signed index count from the end. Symbols and bits are always read and written by 8 bytes: the next step
-overwrites surplus bytes, and the end of every segment is processed in a short array with room behind it.
+Kernels run on one thread, without the interpreter lock. Integers are uint64: numba makes a float of a uint64 and an
+int64, and lets a signed index count from the end. Symbols and bits are read and written 8 bytes at a time. The next
+step overwrites surplus bytes, and the end of every segment is processed in a short array with space behind it.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from pfedlms.backend import compiled
 Bytes = NDArray[np.uint8]
 Floats32 = NDArray[np.float32]
 Words = NDArray[np.uint64]
-Places = NDArray[np.int64]
+SegmentTable = NDArray[np.int64]
 u64 = np.uint64
 
-_END = u64(64)  # symbols, and so 8 bytes or more, that a step before the end of a segment may reach into
-_ROOM = 512  # more than the end of a segment: 64 symbols, fewer than eight blocks of 29, and 8 bytes
+_END = u64(64)  # symbols (8 bytes or more) at the end of a segment that a step before them may touch
+_END_BYTES = 512  # enough for the end of a segment: 64 symbols, fewer than eight blocks of 29, and 8 bytes
 
 
 @compiled()
@@ -41,7 +40,7 @@ def _store(data: Bytes, at: u64, word: u64) -> None:
 
 @compiled()
 def _pack_bits(symbols: Bytes, out: Bytes, count: u64, bits: u64) -> None:
-    """Draw eight symbols, one per byte of a word, together to `bits` bytes: pairs, then fours, then all."""
+    """Pack eight symbols, one per byte of a word, into `bits` bytes: first pairs, then fours, then all."""
     gap = u64(8) - bits
     one = u64(0x0001000100010001) * ((u64(1) << bits) - u64(1))
     two = u64(0x0000000100000001) * ((u64(1) << (u64(2) * bits)) - u64(1))
@@ -127,13 +126,13 @@ def _unpack(data: Bytes, out: Bytes, count: u64, powers: Words, width: u64, digi
 
 @compiled()
 def pack_symbols(symbols: Bytes, out: Bytes, powers: Words, width: u64) -> None:
-    """`powers` are levels^0 … levels^size for blocks of `size` symbols in `width` bits; of one symbol where levels are
-    a power of two, because then every block size gives the same stream."""
+    """Pack symbols in blocks of `size` symbols and `width` bits; `powers` are levels^0 … levels^size. If levels are a
+    power of two, the size is 1, because then every block size gives the same stream."""
     size = u64(len(powers) - 1)
     eights = (max(u64(len(symbols)), _END) - _END) // (u64(8) * size)  # blocks packed where they lie: whole bytes
     first, byte = eights * u64(8) * size, eights * width
     _pack(symbols, out, first, powers, width)
-    ending, packed = np.zeros(_ROOM, np.uint8), np.empty(_ROOM, np.uint8)
+    ending, packed = np.zeros(_END_BYTES, np.uint8), np.empty(_END_BYTES, np.uint8)
     count, length = u64(len(symbols)) - first, u64(len(out)) - byte
     ending[:count] = symbols[first:]
     _pack(ending, packed, count, powers, width)
@@ -142,14 +141,14 @@ def pack_symbols(symbols: Bytes, out: Bytes, powers: Words, width: u64) -> None:
 
 @compiled()
 def unpack_symbols(data: Bytes, out: Bytes, powers: Words, width: u64, digits: Words, chunk: u64) -> u64:
-    """The reverse; returns how many symbols stand before the first block that is not valid."""
+    """The reverse of `pack_symbols`; returns the number of symbols before the first block that is not valid."""
     size = u64(len(powers) - 1)
     eights = (max(u64(len(out)), _END) - _END) // (u64(8) * size)
     first, byte = eights * u64(8) * size, eights * width
     good = _unpack(data, out, first, powers, width, digits, chunk)
     if good < eights * u64(8):
         return good * size
-    ending, unpacked = np.zeros(_ROOM, np.uint8), np.empty(_ROOM, np.uint8)
+    ending, unpacked = np.zeros(_END_BYTES, np.uint8), np.empty(_END_BYTES, np.uint8)
     count, length = u64(len(out)) - first, u64(len(data)) - byte
     ending[:length] = data[byte:]
     good += _unpack(ending, unpacked, count, powers, width, digits, chunk)
@@ -159,24 +158,24 @@ def unpack_symbols(data: Bytes, out: Bytes, powers: Words, width: u64, digits: W
 
 @compiled()
 def pack_rows(
-    first: int, last: int, rows: Bytes, out: Bytes, stride: int, places: Places, powers: Words, width: u64
+    first: int, last: int, rows: Bytes, out: Bytes, stride: int, segments: SegmentTable, powers: Words, width: u64
 ) -> None:
-    """`pack_symbols` of the segments of some of `rows: [rows, symbols]`, of which every one begins `stride` bytes after
-    the one before in `out`. A segment's place: first and last symbol, first and last byte, bits used of the last."""
+    """`pack_symbols` of every segment of the rows `first` to `last` − 1 of `rows: [rows, symbols]`. In `out` rows begin
+    `stride` bytes apart. `segments` is explained in `codec.Symbols`."""
     for row in range(first, last):
-        for begin, end, start, stop, _ in places:
+        for begin, end, start, stop, _ in segments:
             segment = out[row * stride + start : row * stride + stop]
             pack_symbols(rows[row, begin:end], segment, powers, width)
 
 
 @compiled()
 def unpack_rows(
-    first: int, last: int, data: Bytes, stride: int, out: Bytes, places: Places, powers: Words, width: u64,
+    first: int, last: int, data: Bytes, stride: int, out: Bytes, segments: SegmentTable, powers: Words, width: u64,
     digits: Words, chunk: u64, refused: Bytes,
 ) -> None:  # fmt: skip
-    """The reverse; sets `refused: [1]` where a segment is not valid."""
+    """The reverse of `pack_rows`; sets `refused: [1]` if a segment is not valid."""
     for row in range(first, last):
-        for begin, end, start, stop, used in places:
+        for begin, end, start, stop, used in segments:
             segment = data[row * stride + start : row * stride + stop]
             good = unpack_symbols(segment, out[row, begin:end], powers, width, digits, chunk)
             if good < u64(end - begin) or (stop > start and segment[stop - start - 1] >> used):
@@ -185,7 +184,8 @@ def unpack_rows(
 
 @compiled()
 def gaps_bits(positions: Words, below: u64, width: u64) -> tuple[u64, u64]:
-    """How many positions ascend and stay below `below`, and the bits that `pack_gaps` makes of those."""
+    """How many positions from the first on ascend and are below `below`, and how many bits `pack_gaps` makes of
+    them."""
     bits, following = u64(0), u64(0)
     for index in range(u64(len(positions))):
         if positions[index] < following or positions[index] >= below:
@@ -197,8 +197,8 @@ def gaps_bits(positions: Words, below: u64, width: u64) -> tuple[u64, u64]:
 
 @compiled()
 def pack_gaps(positions: Words, out: Bytes, width: u64) -> None:
-    """For each position, with g places left out before it: g >> width ones, a zero, then the lowest `width` bits of g.
-    `out` has the bytes this takes."""
+    """For each position, with a gap of g before it: g >> width ones, a zero, then the lowest `width` bits of g. `out`
+    has exactly the bytes this takes."""
     out[:] = 0
     at, following = u64(0), u64(0)
     for index in range(u64(len(positions))):
@@ -218,10 +218,11 @@ def pack_gaps(positions: Words, out: Bytes, width: u64) -> None:
 
 @compiled()
 def unpack_gaps(data: Bytes, out: Words, below: u64, width: u64) -> tuple[u64, u64]:
-    """The reverse, until a position is not below `below` or the data end: how many were read, and the bits of those."""
+    """The reverse of `pack_gaps`, until a position is not below `below` or the data end: the number of positions read,
+    and their bits."""
     bits, at, following = u64(8) * u64(len(data)), u64(0), u64(0)
     for index in range(u64(len(out))):
-        ones, most = u64(0), (below - following) >> width  # more lead beyond, and might not fit a word
+        ones, most = u64(0), (below - following) >> width  # more ones are beyond the last place, and may overflow
         while at + ones < bits and ones <= most and data[(at + ones) >> u64(3)] >> ((at + ones) & u64(7)) & u64(1):
             ones += u64(1)
         rest = at + ones + u64(1)
@@ -241,7 +242,7 @@ def unpack_gaps(data: Bytes, out: Words, below: u64, width: u64) -> tuple[u64, u
 
 @compiled()
 def gaps_end(data: Bytes, count: u64, width: u64) -> u64:
-    """Bits that `count` gaps at the beginning of `data` take; more than there are where the data end before them."""
+    """Bits of the `count` gaps with which `data` begins; more bits than `data` has if it ends before them."""
     bits, at = u64(8) * u64(len(data)), u64(0)
     for _ in range(count):
         while at < bits and data[at >> u64(3)] >> (at & u64(7)) & u64(1):
@@ -253,23 +254,10 @@ def gaps_end(data: Bytes, count: u64, width: u64) -> u64:
 
 
 @compiled()
-def check_finite(numbers: Floats32, minimum: float, refused: Bytes) -> None:
-    """Set `refused: [1]` if a number is not finite or below `minimum`."""
-    good, least = True, np.float32(minimum)
-    for at in range(len(numbers)):
-        good &= (abs(numbers[at]) < np.inf) & (numbers[at] >= least)
-    if not good:
-        refused[0] = 1
-
-
-@compiled()
-def copy_finite(first: int, last: int, source: Floats32, out: Floats32, minimum: float, refused: Bytes) -> None:
-    """Copy numbers, and set `refused: [1]` if one of them is not finite or below `minimum`."""
-    good, least = True, np.float32(minimum)
-    numbers, places = source[first:last], out[first:last]
-    for at in range(len(numbers)):
-        value = numbers[at]
-        places[at] = value
-        good &= (abs(value) < np.inf) & (value >= least)
+def check_finite(first: int, last: int, numbers: Floats32, minimum: float, refused: Bytes) -> None:
+    """Set `refused: [1]` if a number from `first` to `last` − 1 is not finite or below `minimum`."""
+    good, least, part = True, np.float32(minimum), numbers[first:last]
+    for at in range(len(part)):
+        good &= (abs(part[at]) < np.inf) & (part[at] >= least)
     if not good:
         refused[0] = 1

@@ -10,7 +10,7 @@ from pfedlms import errors, rng
 from pfedlms.wire import Bits, Floats, Mask, MaskedBytes, MaskedRows, Message, Positions, Scalar, Signs, Symbols
 from pfedlms.wire.fields import Field
 from pfedlms.wire.frames import HEADER_BYTES, frame
-from pfedlms.wire.places import Count, Places
+from pfedlms.wire.golomb import Count, Places
 from vector_makers.notation import bits32, floats, sign_text, symbols
 
 

@@ -1,0 +1,109 @@
+"""The user's own loss or metric: a function of one client's outputs and targets, applied to all clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from pfedlms.errors import UsageError, reason
+
+PerSample = Callable[[Tensor, Tensor], Tensor]
+"""A function of one client's outputs `[batch, …]` and targets `[batch, …]` that returns one number per sample,
+`[batch]`, or several per sample, in the shape of outputs or targets, which are averaged."""
+
+Metric = PerSample | tuple[str, PerSample]
+"""Such a function, or a pair of its name in tables and plots, and the function."""
+
+
+class CustomFunction:
+    """Applies `function` to outputs and targets `[clients, batch, …]`; returns `[clients, batch]`."""
+
+    def __init__(self, function: PerSample, uses_vmap: bool, given_name: str = "") -> None:
+        self._function, self._given_name = function, given_name
+        self.uses_vmap = uses_vmap
+        """Whether it runs under `torch.func.vmap`; otherwise it is called for one client after another."""
+
+    @property
+    def name(self) -> str:
+        """The name that the user gave, or the function's own; "metric" for a function without one, such as a lambda."""
+        if self._given_name:
+            return self._given_name
+        function = self._function.func if isinstance(self._function, partial) else self._function
+        name: str = getattr(function, "__name__", type(function).__name__)
+        return name if name.isidentifier() else "metric"
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if self.uses_vmap:
+            return vmap(self._apply, randomness="different")(outputs, targets)
+        return torch.stack([self._apply(*client) for client in zip(outputs, targets, strict=True)])
+
+    def _apply(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """One number per sample of one client, `[batch]`."""
+        values = self._function(outputs, targets)
+        if values.ndim == 1:
+            return values
+        # torch has no mean of booleans and integers.
+        return (values if values.is_floating_point() else values.float()).flatten(1).mean(dim=1)
+
+
+def check_function(name: str, function: Any, outputs: Tensor, targets: Tensor) -> CustomFunction:
+    """The user's `function` for all clients, after a trial on one client's `outputs: [batch, …]` and `targets: [batch,
+    …]`; raise UsageError if it fails. `name`, "loss" or "metric", is what errors call it."""
+    given_name = ""
+    if name == "metric" and isinstance(function, tuple) and len(function) == 2 and isinstance(function[0], str):
+        given_name, function = function
+    if not callable(function):
+        or_pair = ", or a pair (name, function)" * (name == "metric")
+        raise UsageError(
+            f"{name}: got {function!r}, expected a function of outputs and targets that gives one number per sample"
+            f"{or_pair}"
+        )
+    inputs = f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}, {targets.dtype}"
+    is_loss = name == "loss"
+    trial = outputs.detach().requires_grad_(is_loss)
+    try:
+        with torch.enable_grad():
+            values = function(trial.clone(), targets)  # a copy, because the function may write into it
+    except Exception as error:  # the user's function may raise anything
+        raise UsageError(f"{name}: fails on {inputs} ({reason(error)}){_remedy(function, trial, targets)}") from error
+    if not isinstance(values, Tensor):
+        why = ", whose gradients local steps need" * is_loss
+        raise UsageError(
+            f"{name}: got {type(values).__name__}, expected a tensor, one number per sample; use nothing but torch{why}"
+        )
+    allowed = ((), tuple(outputs.shape[1:]), tuple(targets.shape[1:]))
+    if values.shape[:1] != outputs.shape[:1] or tuple(values.shape[1:]) not in allowed:
+        scalar = values.ndim == 0
+        remedy = "leave the mean over samples out (reduction='none')" if scalar else "give outputs the targets' shape"
+        raise UsageError(
+            f"{name}: got shape {tuple(values.shape)} for {inputs}, expected one number per sample, ({len(outputs)},); "
+            f"{remedy}"
+        )
+    if is_loss and not values.requires_grad:
+        raise UsageError(
+            "loss: got numbers without a gradient, expected a function of the outputs that autograd can follow; leave "
+            "detach(), item(), NumPy, argmax and the like out of it"
+        )
+    stacked = CustomFunction(function, uses_vmap=True, given_name=given_name)
+    try:
+        with torch.random.fork_rng(devices=[outputs.device] if outputs.is_cuda else []):
+            stacked(torch.stack([outputs, outputs]), torch.stack([targets, targets]))
+    except Exception:  # vmap refuses branches on values, operations without a rule, and more
+        return CustomFunction(function, uses_vmap=False, given_name=given_name)
+    return stacked
+
+
+def _remedy(function: PerSample, outputs: Tensor, targets: Tensor) -> str:
+    """A remedy for a function that fails on integer targets but works on floats, or nothing."""
+    if targets.is_floating_point():
+        return ""
+    try:
+        function(outputs, targets.to(outputs.dtype))
+    except Exception:
+        return ""
+    return "; it takes targets that are floats: give them as such, y.astype(np.float32), or use targets.float() in it"
