@@ -30,6 +30,9 @@ Tables = dict[str, dict[str, Any]]
 SCHEMA = 1
 RELATIVES = {"svhn": "cifar10", "cifar100": "cifar10"}
 """Data sets without shipped settings for methods, and the similar data set whose settings they take."""
+REMOVED = (("run", "fast", False),)
+"""Section, key and value of settings that the last version stored and this one no longer has. With that value they
+changed nothing, so a stored configuration is read without them; any other value is refused as an unknown setting."""
 
 
 @dataclass(frozen=True)

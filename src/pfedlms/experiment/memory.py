@@ -81,7 +81,7 @@ def fitting_cohort(model: CohortModel, data: FederatedData, batch_size: int, par
 
 def needed_bytes(federation: Federation, train: TrainSettings) -> tuple[int, int]:
     """Bytes that all clients keep once each has taken part, and bytes that the largest cohort works with."""
-    optimizer_values = kept_numbers(federation.model.layout.dim, train.optimizer, train.momentum)
+    optimizer_values = optimizer_size(federation.model.layout.dim, train.optimizer, train.momentum)
     present, absent = kept_bytes(federation.method, federation.model, optimizer_values)
     working = working_bytes(federation.model, federation.data, train.batch_size)
     participants = federation.participation.count

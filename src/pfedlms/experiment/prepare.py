@@ -36,7 +36,7 @@ def execution_settings(config: Config) -> Iterator[None]:
     """Set kernels, threads and cuDNN's algorithms as the configuration says, and restore them afterwards."""
     cudnn = torch.backends.cudnn
     earlier = cudnn.benchmark, cudnn.deterministic
-    cudnn.benchmark, cudnn.deterministic = config.run.fast, not config.run.fast
+    cudnn.benchmark, cudnn.deterministic = False, True
     kernels = plain() if config.run.reference else nullcontext()
     # Kernels and recordings are made for the GPU that is current.
     gpu = torch.cuda.device(config.run.device) if config.run.device.startswith("cuda:") else nullcontext()
@@ -82,15 +82,13 @@ def build_parts(config: Config, data: Callable[[], FederatedData], problem: Prob
     """Model, data and criterion, checked together; `data` is called after everything else was checked."""
     device = _device(config.run.device)
     problem.check_python_objects(config, "loss", "metric")
-    if config.run.fast and device.type == "cpu":
-        warnings.warn("run.fast: compiles local steps on a GPU; on this CPU it does nothing", stacklevel=3)
     warn_once(ineffective_settings(config))
     with execution_settings(config):
         client_data = data()
         try:
             module = problem.module(config, client_data)
-            module = taken(module, trial_samples(client_data), rng.stream(config.run.seed, "initial"))
-            cohort_model = CohortModel(module, device, config.run.fast, config.model.precision == "bf16")
+            module = trainable_module(module, trial_samples(client_data), rng.stream(config.run.seed, "initial"))
+            cohort_model = CohortModel(module, device, config.model.precision == "bf16")
         except PfedlmsError:
             raise
         except Exception as error:  # it may be the user's own and raise anything

@@ -132,7 +132,7 @@ class Problem:
         axes = data.y.ndim + 1
         classifies = data.classes > 0 and outputs.ndim == axes and outputs.shape[-1] >= data.classes
         functions = {
-            name: None if function is None else over_clients(name, function, outputs.clone(), targets)
+            name: None if function is None else check_function(name, function, outputs.clone(), targets)
             for name, function in (("loss", self.loss), ("metric", self.metric))
         }
         return Criterion(functions["loss"], functions["metric"], classifies, data.positions)
