@@ -27,8 +27,8 @@ from mutations import mutated, with_checksum
 
 from pfedlms.deploy import Coordinator, Node
 from pfedlms.deploy.envelope import decode
-from pfedlms.deploy.ground import Ground
 from pfedlms.deploy.nodes import check_reply, message_bytes, read_reply
+from pfedlms.deploy.run_setup import RunSetup
 from pfedlms.engine.transport import Code
 from pfedlms.errors import WireError
 from pfedlms.experiment.config import Config, load_config
@@ -73,7 +73,7 @@ def at_both_ends(count: int) -> dict[str, Any]:
     draw, found = random.Random(1), Counter[str]()
     with tempfile.TemporaryDirectory() as name:
         way = Recording(config, Path(name))
-        sizes = message_bytes(Ground(config))
+        sizes = message_bytes(RunSetup(config))
         coordinator = Coordinator(config, SigningTransport(way, KEY, sizes))
         for _ in range(3):
             coordinator.step()
@@ -83,7 +83,7 @@ def at_both_ends(count: int) -> dict[str, Any]:
             said = decode(SealedNode(node, KEY.public_key()).handle(mutated(request, draw)))
             found["requests refused" if said.records[0].code == Code.REFUSED else "requests accepted"] += 1
         assert node.state is state
-        middle, asked, terms = memory(), decode(request[112:]), Ground(config).terms
+        middle, asked, terms = memory(), decode(request[112:]), RunSetup(config).terms
         for number in range(count):
             data = mutated(reply, draw)
             data = with_checksum(data) if number % 2 else data

@@ -18,7 +18,7 @@ import torch
 from soak_samples import Seen
 
 from pfedlms.deploy import Node, serve
-from pfedlms.deploy.envelope import Kind, Why, decode, refusal
+from pfedlms.deploy.envelope import Kind, Reason, decode, refusal
 from pfedlms.experiment.store import RunDirectory
 from pfedlms.flower.config import configured
 
@@ -44,7 +44,7 @@ class Again:
             if client in self._seen.replied[trip]:
                 replies[client] = reply
             elif gone := re.fullmatch("refused, failed: (.*)", self._why(trip, client)):
-                replies[client] = refusal(asked, Why.FAILED, gone[1])
+                replies[client] = refusal(asked, Reason.FAILED, gone[1])
         return replies
 
     def _why(self, trip: int, client: int) -> str:

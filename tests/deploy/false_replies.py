@@ -14,7 +14,17 @@ from fleet import Fleet, Way
 
 from factories import sealed
 from pfedlms.deploy import Node
-from pfedlms.deploy.envelope import Envelope, Kind, Why, decode, measured, read_measured, read_trained, refusal, trained
+from pfedlms.deploy.envelope import (
+    Envelope,
+    Kind,
+    Reason,
+    decode,
+    measurement_record,
+    read_measurement,
+    read_training,
+    refusal,
+    training_record,
+)
 from pfedlms.engine.transport import Code, Record, Split
 from pfedlms.wire.frames import Intake, frame
 
@@ -96,7 +106,7 @@ REPLIES: dict[str, tuple[Lie, str]] = {
     "another run": (rewritten(run=bytes(8)), "DigestError"),
     "for another client": (rewritten(client=0), "SenderError"),
     "an error of the engine": (
-        lambda said, node: refusal(said, Why.FAILED, "the process was killed"),
+        lambda said, node: refusal(said, Reason.FAILED, "the process was killed"),
         "refused, failed: the process was killed",
     ),
 }
@@ -104,7 +114,7 @@ REPLIES: dict[str, tuple[Lie, str]] = {
 
 def escapes(said: Envelope, node: Node) -> bytes:
     """A refusal with escapes and lines of a log."""
-    return refusal(said, Why.FAILED, FORGED, 0)
+    return refusal(said, Reason.FAILED, FORGED, 0)
 
 
 def two_answers_known(said: Envelope, node: Node) -> bytes:
@@ -138,17 +148,17 @@ def too_large(said: Envelope, node: Node) -> bytes:
 
 def most_samples(said: Envelope, node: Node) -> bytes:
     """As many test samples as the field can name, all of them predicted correctly."""
-    return changed(said, Code.MEASURED, lambda each: measured(Split(each.index), MOST, 0.0, MOST))
+    return changed(said, Code.MEASURED, lambda each: measurement_record(Split(each.index), MOST, 0.0, MOST))
 
 
 def large_loss(said: Envelope, node: Node) -> bytes:
-    return changed(said, Code.TRAIN, lambda each: trained(each.number, read_trained(each)[0], 1e308))
+    return changed(said, Code.TRAIN, lambda each: training_record(each.number, read_training(each)[0], 1e308))
 
 
 def large_test_loss(said: Envelope, node: Node) -> bytes:
     def change(each: Record) -> Record:
-        split, (correct, _, samples) = read_measured(each, percent=True)
-        return measured(split, correct, 1e308, samples)
+        split, (correct, _, samples) = read_measurement(each, percent=True)
+        return measurement_record(split, correct, 1e308, samples)
 
     return changed(said, Code.MEASURED, change)
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from fleet import CLIENTS, Fleet, Way, alone_without, check_same_run, check_states, configured, served
 
-from pfedlms.deploy.coordinator import persist
-from pfedlms.deploy.envelope import Code, Why, decode, refusal
+from pfedlms.deploy.coordinator import serve_with_retries
+from pfedlms.deploy.envelope import Code, Reason, decode, refusal
 from pfedlms.errors import QuorumError
 
 AWAY = 2
@@ -21,7 +21,7 @@ def away_in(trips: range, known: bool) -> Way:
 
     def way(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes | None:
         if client == AWAY and decode(request).trip in trips:
-            return refusal(decode(request), Why.FAILED, "its node is gone") if known else None
+            return refusal(decode(request), Reason.FAILED, "its node is gone") if known else None
         return handle(request)
 
     return way
@@ -148,9 +148,9 @@ def test_a_round_is_tried_again_and_one_that_was_played_gives_all_attempts_back(
             raise error
 
     if len(rounds) == len(left):
-        persist(lambda: serve(played), 3, said.append)
+        serve_with_retries(lambda: serve(played), 3, said.append)
     else:
         with pytest.raises(QuorumError, match="too few"):
-            persist(lambda: serve(played), 3, said.append)
+            serve_with_retries(lambda: serve(played), 3, said.append)
     assert [line[-15:] for line in said] == [f"{each} more attempts" for each in left]
     assert next(played, "none left") == "none left"

@@ -10,7 +10,7 @@ from false_replies import LIAR, MESSAGES, REPLIES, lying, with_frame
 from fleet import CLIENTS, Fleet, alone_without, check_states, configured, own_data, plain, served
 
 from pfedlms.deploy import Node
-from pfedlms.deploy.envelope import Code, Envelope, Kind, Record, Why, decode, reason
+from pfedlms.deploy.envelope import Code, Envelope, Kind, Reason, Record, decode, refusal_text
 from pfedlms.errors import RunDirectoryError
 from pfedlms.wire.frames import HEADER_BYTES, SERVER, frame
 
@@ -112,32 +112,34 @@ def test_what_a_node_refuses(tmp_path: Path) -> None:
 
     train, send = Record(Code.TRAIN, 4), Record(Code.SEND, 3)
     for request, why in [
-        (b"", Why.BROKEN),
-        (asked(train)[:-1], Why.BROKEN),
-        (asked(of=bytes(8)), Why.RUN),
-        (asked(client=2), Why.CLIENT),
-        (asked(kind=Kind.REPLY), Why.BROKEN),
-        (asked(train, trip=0), Why.STALE),
-        (asked(train, trip=3), Why.STALE),
-        (asked(Record(Code.TRAIN, 3)), Why.STALE),
-        (asked(train), Why.ORDER),
-        (asked(Record(Code.SEND, 2)), Why.STALE),
-        (asked(Record(Code.SEND, 4)), Why.ORDER),
-        (asked(Record(Code.SEND, 3, index=1)), Why.BROKEN),
-        (asked(send, send), Why.STALE),
-        (asked(Record(Code.ANSWER, 5, data=answer)), Why.ORDER),
-        (asked(Record(Code.ANSWER, 3, data=answer)), Why.BROKEN),
-        (asked(Record(Code.MODEL, 5, data=bytes(forged)[:-4])), Why.BROKEN),
-        (asked(Record(Code.MEASURED)), Why.BROKEN),
+        (b"", Reason.BROKEN),
+        (asked(train)[:-1], Reason.BROKEN),
+        (asked(of=bytes(8)), Reason.RUN),
+        (asked(client=2), Reason.CLIENT),
+        (asked(kind=Kind.REPLY), Reason.BROKEN),
+        (asked(train, trip=0), Reason.STALE),
+        (asked(train, trip=3), Reason.STALE),
+        (asked(Record(Code.TRAIN, 3)), Reason.STALE),
+        (asked(train), Reason.ORDER),
+        (asked(Record(Code.SEND, 2)), Reason.STALE),
+        (asked(Record(Code.SEND, 4)), Reason.ORDER),
+        (asked(Record(Code.SEND, 3, index=1)), Reason.BROKEN),
+        (asked(send, send), Reason.STALE),
+        (asked(Record(Code.ANSWER, 5, data=answer)), Reason.ORDER),
+        (asked(Record(Code.ANSWER, 3, data=answer)), Reason.BROKEN),
+        (asked(Record(Code.MODEL, 5, data=bytes(forged)[:-4])), Reason.BROKEN),
+        (asked(Record(Code.MEASURED)), Reason.BROKEN),
     ]:
         refused, heard = decode(node.handle(request)).records
         assert (refused.code, heard.code, heard.number) == (Code.REFUSED, Code.ANSWERS_KNOWN, 3)
-        assert Why(refused.flags) == why, reason(refused)
+        assert Reason(refused.flags) == why, refusal_text(refused)
         assert node.state is before
     again, said = fleet.trips[3][1]
     assert node.handle(again) == said
     first, _ = fleet.trips[0][1]
-    assert reason(decode(node.handle(first)).records[0]).startswith("stale: round 1: got trip 0, expected one after 3")
+    assert refusal_text(decode(node.handle(first)).records[0]).startswith(
+        "stale: round 1: got trip 0, expected one after 3"
+    )
     assert decode(node.handle(asked(Record(Code.ANSWER, 0, data=answer)))).records == (Record(Code.ANSWERS_KNOWN, 3),)
 
 
@@ -152,4 +154,15 @@ def test_a_damaged_state_is_named(tmp_path: Path) -> None:
     assert kept.count(model) == 1
     node.path.write_bytes(kept.replace(model, bytes([model[0] ^ 1]) + model[1:]))
     with pytest.raises(RunDirectoryError, match=r"cannot be read \(ValueError: checksum of .*\); delete it"):
+        fleet.node(1)
+
+
+def test_a_state_of_another_version_is_refused(tmp_path: Path) -> None:
+    config = configured("fedavg", tmp_path / "run", train={"rounds": 1})
+    fleet = Fleet(config, tmp_path / "nodes")
+    served(config, fleet)
+    path = fleet.node(1).path
+    fleet.close(1)
+    torch.save(torch.load(path, weights_only=True) | {"schema": 1}, path)
+    with pytest.raises(RunDirectoryError, match=r"schema 1, expected 2: another version of pfedlms .*; delete it"):
         fleet.node(1)

@@ -11,8 +11,15 @@ from false_replies import LIAR, MOST, Lie, lying
 from fleet import CLIENTS, Fleet, configured, own_data, served
 
 from pfedlms.deploy import Node
-from pfedlms.deploy.envelope import Envelope, decode, measured, read_measured, read_trained, trained
-from pfedlms.deploy.nodes import Reported, unlike_others
+from pfedlms.deploy.envelope import (
+    Envelope,
+    decode,
+    measurement_record,
+    read_measurement,
+    read_training,
+    training_record,
+)
+from pfedlms.deploy.nodes import Report, unusual_changes
 from pfedlms.engine.transport import Code, Record, Split
 from pfedlms.experiment.config import Config
 
@@ -52,7 +59,7 @@ def test_a_report_beyond_what_can_be_leaves_its_sender_out(lie: Lie, said: str, 
     # By hand, from what the honest nodes reported last.
     last = [next(trip[client][1] for trip in reversed(fleet.trips) if client in trip) for client in honest]
     found = [
-        read_measured(each, percent=True)[1]
+        read_measurement(each, percent=True)[1]
         for data in last
         for each in decode(data or b"").records
         if each.code == Code.MEASURED and each.index == Split.TEST
@@ -69,9 +76,9 @@ def test_a_count_that_changes_during_the_run_leaves_its_sender_out(tmp_path: Pat
 
     def one_more(said: Envelope, node: object) -> bytes:
         def change(each: Record) -> Record:
-            split, (correct, loss, samples) = read_measured(each, percent=True)
+            split, (correct, loss, samples) = read_measurement(each, percent=True)
             trips.extend([1] * (split == Split.TEST))
-            return measured(split, correct, loss, samples + (len(trips) > 1)) if split == Split.TEST else each
+            return measurement_record(split, correct, loss, samples + (len(trips) > 1)) if split == Split.TEST else each
 
         return lies.changed(said, Code.MEASURED, change)
 
@@ -103,8 +110,8 @@ def test_changes_that_no_other_report_has_are_warned_of_and_named(tmp_path: Path
     config = configured("fedavg", tmp_path / "run", data=named)
 
     def more(each: Record) -> Record:
-        samples, loss = read_trained(each)
-        return trained(each.number, samples, 100 * loss)
+        samples, loss = read_training(each)
+        return training_record(each.number, samples, 100 * loss)
 
     def change(said: Envelope, node: Node) -> bytes:
         node.samples = samples[LIAR] // 2  # in all that it sends from the next trip on
@@ -128,5 +135,5 @@ def test_changes_that_no_other_report_has_are_warned_of_and_named(tmp_path: Path
     ids=["all alike", "loss", "accuracy", "samples"],
 )
 def test_what_counts_as_a_jump(now: list[tuple[int, float, float]], named: dict[int, str]) -> None:
-    before = dict.fromkeys(range(3), Reported(9, 2.5, 50.0))
-    assert unlike_others(before, {client: Reported(*each) for client, each in enumerate(now)}) == named
+    before = dict.fromkeys(range(3), Report(9, 2.5, 50.0))
+    assert unusual_changes(before, {client: Report(*each) for client, each in enumerate(now)}) == named

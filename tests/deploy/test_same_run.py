@@ -115,7 +115,7 @@ def test_ends_that_number_classes_differently_have_another_digest(tmp_path: Path
         with Node(configured("fedavg", data=data), 0, tmp_path, held) as node:
             runs.add(node.run)
             place = {name: number for number, name in enumerate(order.split(","))}
-            assert sorted(node._data.y.tolist()) == sorted(place[name] for name in held[1])
+            assert sorted(node._client._data.y.tolist()) == sorted(place[name] for name in held[1])
     assert len(runs) == 3
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from pfedlms.deploy.envelope import Code, Envelope, Kind, Why, decode
+from pfedlms.deploy.envelope import Code, Envelope, Kind, Reason, decode
 from pfedlms.flower.carrier import CHECK, REQUEST, WHO, Carrier, Failure
 
 
@@ -18,7 +18,7 @@ def request(client: int) -> bytes:
 def refused(reply: bytes) -> str:
     said = decode(reply)
     assert (said.round, said.trip) == (4, 9)
-    assert (said.records[0].code, said.records[0].flags) == (Code.REFUSED, Why.FAILED)
+    assert (said.records[0].code, said.records[0].flags) == (Code.REFUSED, Reason.FAILED)
     return bytes(said.records[0].data).decode()
 
 

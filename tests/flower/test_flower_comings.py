@@ -14,7 +14,7 @@ from fleet import Fleet, plain, same, served
 from flotilla import Flotilla, check, long, needs_flower, run_config, until
 
 from pfedlms.deploy import Node
-from pfedlms.deploy.envelope import Why, decode, refusal
+from pfedlms.deploy.envelope import Reason, decode, refusal
 from pfedlms.experiment.store import RunDirectory
 
 pytestmark = [needs_flower, long]
@@ -71,7 +71,7 @@ def test_a_node_away_for_five_rounds_and_one_that_comes_late(flotilla: Flotilla,
         if trip in {AWAY: missed, LATE: [0, *before]}.get(client, []):
             if client == AWAY and trip <= done:
                 handle(request)  # it was ended before its reply left
-            return refusal(decode(request), Why.FAILED, "as a carrier says that nobody is there")
+            return refusal(decode(request), Reason.FAILED, "as a carrier says that nobody is there")
         return handle(request)
 
     here = config.with_run(out=str(tmp_path / "here"))

@@ -20,9 +20,9 @@ from test_signing import sealed, signing
 
 from pfedlms.deploy import Node, serve
 from pfedlms.deploy.coordinator import RoundLog
-from pfedlms.deploy.envelope import Code, Envelope, Record, Why, decode
-from pfedlms.deploy.ground import Ground
+from pfedlms.deploy.envelope import Code, Envelope, Reason, Record, decode
 from pfedlms.deploy.nodes import largest_reply, message_bytes
+from pfedlms.deploy.run_setup import RunSetup
 from pfedlms.errors import UsageError, shown
 from pfedlms.flower import audit
 from pfedlms.flower.signing import content_of
@@ -30,7 +30,7 @@ from pfedlms.flower.superlink import objection
 
 
 def long_text(said: Envelope, node: Node) -> bytes:
-    return said.reply(Record(Code.REFUSED, flags=Why.FAILED, data=b"x" * 1500), Record(Code.ANSWERS_KNOWN)).encode()
+    return said.reply(Record(Code.REFUSED, flags=Reason.FAILED, data=b"x" * 1500), Record(Code.ANSWERS_KNOWN)).encode()
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def long_text(said: Envelope, node: Node) -> bytes:
 def test_a_node_that_breaks_a_limit_is_left_out_and_named(lie: false_replies.Lie, said: str, tmp_path: Path) -> None:
     """Nothing of it is stored, and one line stays one line."""
     config = configured("sketchvote", tmp_path / "run")
-    lines, notes, sizes = list[str](), list[dict[str, object]](), message_bytes(Ground(config))
+    lines, notes, sizes = list[str](), list[dict[str, object]](), message_bytes(RunSetup(config))
 
     def before(requests: dict[int, bytes]) -> None:
         for each in requests.values():

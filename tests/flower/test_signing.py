@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fleet import CLIENTS, Fleet, alone, configured, plain, served
 
 from pfedlms.deploy import Coordinator, Node
-from pfedlms.deploy.envelope import Code, Why, decode
-from pfedlms.deploy.ground import Ground
+from pfedlms.deploy.envelope import Code, Reason, decode
 from pfedlms.deploy.nodes import message_bytes
+from pfedlms.deploy.run_setup import RunSetup
 from pfedlms.flower.signing import (
     SEAL_BYTES,
     Mark,
@@ -40,13 +40,13 @@ def sealed(node: Node) -> Callable[[bytes], bytes]:
 
 
 def signing(fleet: Fleet, note: Callable[[dict[str, Any]], None] = lambda record: None) -> Any:
-    return SigningTransport(fleet, KEY, message_bytes(Ground(fleet.config)), note)
+    return SigningTransport(fleet, KEY, message_bytes(RunSetup(fleet.config)), note)
 
 
-def why(reply: bytes) -> tuple[Why, str]:
+def why(reply: bytes) -> tuple[Reason, str]:
     first = decode(reply).records[0]
     assert first.code == Code.REFUSED
-    return Why(first.flags), bytes(first.data).decode()
+    return Reason(first.flags), bytes(first.data).decode()
 
 
 @pytest.mark.parametrize("method", ["pfedlms", "sketchvote", "fedavg"])
@@ -90,18 +90,22 @@ def test_what_is_not_the_servers_is_refused(played: Played) -> None:
     ahead = replace(asked, trip=far, records=()).encode()
     other_key, other_seal = "the signature is not of this node's server", "the seal is not of this envelope"
     for request, reason, said in [
-        (content, Why.BROKEN, "is not signed"),
-        (ahead, Why.BROKEN, "is not signed"),
-        (b"", Why.BROKEN, "is not signed"),
-        (last[0][:-1] + bytes([last[0][-1] ^ 1]), Why.BROKEN, other_key),
-        (seal(OTHER, replace(about, trip=far), ahead), Why.BROKEN, other_key),
-        (last[0][:SEAL_BYTES] + ahead, Why.BROKEN, "bytes of content"),
-        (seal(KEY, replace(about, trip=about.trip + 1), content), Why.BROKEN, other_seal),
-        (seal(KEY, replace(about, marks=Mark.QUERY), content), Why.BROKEN, other_seal),
-        (last[1], Why.CLIENT, "got a request to 1, expected 0"),
-        (seal(KEY, replace(about, run=foreign), replace(asked, run=foreign).encode()), Why.RUN, f"got {foreign.hex()}"),
-        (seal(KEY, replace(about, trip=1), replace(asked, trip=1).encode()), Why.STALE, "got trip 1"),
-        (seal(KEY, about, replace(asked, records=()).encode()), Why.STALE, "got trip 2, expected one after 2"),
+        (content, Reason.BROKEN, "is not signed"),
+        (ahead, Reason.BROKEN, "is not signed"),
+        (b"", Reason.BROKEN, "is not signed"),
+        (last[0][:-1] + bytes([last[0][-1] ^ 1]), Reason.BROKEN, other_key),
+        (seal(OTHER, replace(about, trip=far), ahead), Reason.BROKEN, other_key),
+        (last[0][:SEAL_BYTES] + ahead, Reason.BROKEN, "bytes of content"),
+        (seal(KEY, replace(about, trip=about.trip + 1), content), Reason.BROKEN, other_seal),
+        (seal(KEY, replace(about, marks=Mark.QUERY), content), Reason.BROKEN, other_seal),
+        (last[1], Reason.CLIENT, "got a request to 1, expected 0"),
+        (
+            seal(KEY, replace(about, run=foreign), replace(asked, run=foreign).encode()),
+            Reason.RUN,
+            f"got {foreign.hex()}",
+        ),
+        (seal(KEY, replace(about, trip=1), replace(asked, trip=1).encode()), Reason.STALE, "got trip 1"),
+        (seal(KEY, about, replace(asked, records=()).encode()), Reason.STALE, "got trip 2, expected one after 2"),
     ]:
         found, text = why(handle(request))
         assert (found, said in text) == (reason, True), text
@@ -130,8 +134,8 @@ def test_gaps_are_known_to_the_server_or_resumed(played: Played) -> None:
     def handled(answered: int) -> bytes:
         return sealed(fleet.node(0))(seal(KEY, replace(about, trip=9, answered=answered), ahead))
 
-    assert why(handled(answered=8))[0] == Why.ORDER
-    assert why(handled(answered=4))[0] == Why.ORDER
+    assert why(handled(answered=8))[0] == Reason.ORDER
+    assert why(handled(answered=4))[0] == Reason.ORDER
     assert decode(handled(answered=3)).records[0].code == Code.ANSWERS_KNOWN  # trips 3 to 8 were not for it
     assert fleet.node(0).state.trip == 9
 

@@ -23,10 +23,10 @@ from flwr.serverapp import Grid, ServerApp
 
 from pfedlms import __version__
 from pfedlms.deploy import Node, serve
-from pfedlms.deploy.coordinator import RoundLog, persist
-from pfedlms.deploy.envelope import decode, reason
-from pfedlms.deploy.ground import Ground
+from pfedlms.deploy.coordinator import RoundLog, serve_with_retries
+from pfedlms.deploy.envelope import decode, refusal_text
 from pfedlms.deploy.nodes import message_bytes
+from pfedlms.deploy.run_setup import RunSetup
 from pfedlms.engine.transport import Code
 from pfedlms.errors import UsageError, shown
 from pfedlms.experiment.config import Config
@@ -104,7 +104,7 @@ def left(flower_run: int, request: bytes, reply: bytes) -> dict[str, Any]:
     said, kinds = decode(reply), dict[str, int]()
     for each in said.records:
         kinds[each.code.name.lower()] = kinds.get(each.code.name.lower(), 0) + len(each.data)
-    refused = [reason(each) for each in said.records if each.code == Code.REFUSED]
+    refused = [refusal_text(each) for each in said.records if each.code == Code.REFUSED]
     return {
         "event": "reply", "flower_run": flower_run, "run": said.run.hex(), "client": said.client,
         "round": said.round + 1, "trip": said.trip, "received": len(request), "sent": len(reply), "kinds": kinds,
@@ -130,7 +130,7 @@ def server_app(file: Path, given: Problem | None) -> Any:
     def main(grid: Grid, context: Context) -> None:
         config, flower = configured(file, context.run_config)
         clients, key = config.data.clients, _key(flower)
-        ground = Ground(config, problem=problem)
+        setup = RunSetup(config, problem=problem)
         carrier = Carrier(
             GridPost(grid), clients, flower.pinned(clients), say,
             query=lambda kind, node: query(key, context.run_id, kind, node),
@@ -148,19 +148,19 @@ def server_app(file: Path, given: Problem | None) -> Any:
         def play() -> None:
             there = carrier.gather(flower.wait, config.run.timeout)
             say(f"pfedlms: {len(there)} of {clients} places are taken")
-            signed = SigningTransport(carrier, key, message_bytes(ground), note)
+            signed = SigningTransport(carrier, key, message_bytes(setup), note)
             serve(config, signed, [RoundLog(say)], problem)
 
         if flower.audit:
-            known = {"method": config.method, "digest": ground.run.hex(), "check": flower.check}
+            known = {"method": config.method, "digest": setup.run.hex(), "check": flower.check}
             audit.append(Path(flower.audit), "run", flower_run=context.run_id, **known)
         with warnings.catch_warnings():
             warnings.simplefilter("always")
             warnings.showwarning = lambda message, *rest, **more: say(f"pfedlms: {shown(str(message), 1000)}")
             if flower.check:
-                check_nodes(config, carrier, carrier.survey(flower.wait, config.run.timeout), ground.run)
+                check_nodes(config, carrier, carrier.survey(flower.wait, config.run.timeout), setup.run)
             else:
-                persist(play, flower.attempts, say)
+                serve_with_retries(play, flower.attempts, say)
 
     app = ServerApp()
     app.main()(main)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pfedlms.deploy.envelope import Why, decode, refusal
+from pfedlms.deploy.envelope import Reason, decode, refusal
 from pfedlms.errors import shown
 from pfedlms.flower.signing import content_of
 
@@ -247,7 +247,7 @@ class Carrier:
                 self._refuse(trip, client, said.text)
 
     def _refuse(self, trip: _Trip, client: int, text: str) -> None:
-        trip.replies[client] = refusal(decode(content_of(trip.waiting.pop(client))), Why.FAILED, shown(text))
+        trip.replies[client] = refusal(decode(content_of(trip.waiting.pop(client))), Reason.FAILED, shown(text))
 
 
 def _pause(elapsed: float, waiting: int) -> float:

@@ -16,7 +16,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
 from pfedlms import __version__
-from pfedlms.deploy.ground import Ground
+from pfedlms.deploy.run_setup import RunSetup
 from pfedlms.errors import PfedlmsError, UsageError, shown
 from pfedlms.flower import MISSING
 from pfedlms.flower.approval import SERVER, approve
@@ -88,7 +88,7 @@ def _configuration(app: Path) -> list[Found]:
         config, flower = own_settings(app)
         flower.pinned(config.data.clients)
         in_python = CUSTOM in (config.model.name, config.train.loss, config.train.metric)
-        digest = "as app.py makes it" if in_python else Ground(config).run.hex()
+        digest = "as app.py makes it" if in_python else RunSetup(config).run.hex()
         return [Found("configuration", f"{config.method}, {config.data.clients} places, digest {digest}")]
     except (KeyError, AttributeError, ValueError) as error:
         return [Found("configuration", f"{app / 'pyproject.toml'}: no run config ({error})", wrong=True)]

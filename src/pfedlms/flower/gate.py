@@ -25,8 +25,8 @@ from typing import Any, BinaryIO
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
-from pfedlms.deploy.ground import Ground
 from pfedlms.deploy.nodes import message_bytes
+from pfedlms.deploy.run_setup import RunSetup
 from pfedlms.errors import PfedlmsError, UsageError, shown
 from pfedlms.files import write_atomically
 from pfedlms.flower import approval, audit
@@ -145,7 +145,7 @@ def largest_body(folder: Path) -> int:
     config, _ = own_settings(folder / "app")
     if CUSTOM in (config.model.name, config.train.loss, config.train.metric):
         return _UNKNOWN
-    return _AROUND + sum(message_bytes(Ground(config)))
+    return _AROUND + sum(message_bytes(RunSetup(config)))
 
 
 def _pem(public_key: str) -> bytes:

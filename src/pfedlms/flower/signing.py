@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
 
 from pfedlms.deploy import Node, Transport
-from pfedlms.deploy.envelope import Envelope, Kind, Why, decode, reason, refusal
+from pfedlms.deploy.envelope import Envelope, Kind, Reason, decode, refusal, refusal_text
 from pfedlms.deploy.nodes import check_reply
 from pfedlms.engine.transport import Code
 from pfedlms.errors import UsageError, WireError
@@ -150,7 +150,7 @@ def refused(request: Envelope, data: bytes, messages: Sequence[int]) -> str | No
     except WireError as error:
         return str(error)
     is_refusal = bool(reply.records) and reply.records[0].code == Code.REFUSED
-    return reason(reply.records[0]) if is_refusal else None
+    return refusal_text(reply.records[0]) if is_refusal else None
 
 
 def query(key: Ed25519PrivateKey, run: int, kind: str, node: int) -> bytes:
@@ -192,19 +192,19 @@ class SealedNode:
             asked = decode(content)
         except WireError as error:
             nothing = Envelope(Kind.REQUEST, self._node.run, self._node.client, 0, 0, ())
-            return refusal(nothing, Why.BROKEN, str(error), known)
+            return refusal(nothing, Reason.BROKEN, str(error), known)
         found = self._objection(about, asked)
         return refusal(asked, *found, known) if found else self._node.handle(content)
 
-    def _objection(self, about: Seal, asked: Envelope) -> tuple[Why, str] | None:
-        """Why a request whose signature is right is refused all the same."""
+    def _objection(self, about: Seal, asked: Envelope) -> tuple[Reason, str] | None:
+        """Reason a request whose signature is right is refused all the same."""
         node, last = self._node, self._node.state.trip
         if (about.run, about.place, about.trip) != (asked.run, asked.client, asked.trip) or about.marks & Mark.QUERY:
-            return Why.BROKEN, "the seal is not of this envelope: run, place or trip differ"
+            return Reason.BROKEN, "the seal is not of this envelope: run, place or trip differ"
         if about.run != node.run or about.place != node.client:
             return None  # the node itself names what differs, and refuses
         if asked.trip > last + 1 and about.answered > last + 1 and not about.marks & Mark.RESUME:
-            return Why.ORDER, (
+            return Reason.ORDER, (
                 f"the server has a reply of this node to trip {about.answered - 1}, the last one here is {last}: its "
                 "state was lost or is an older copy; the next request resumes"
             )
