@@ -25,10 +25,11 @@ from mutations import mutated, with_checksum
 from pfedlms.deploy import Node
 from pfedlms.deploy.envelope import decode
 from pfedlms.deploy.nodes import check_reply, message_bytes, read_reply
+from pfedlms.deploy.run_setup import RunSetup
 from pfedlms.errors import WireError
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.store import RunDirectory
-from pfedlms.flower.signing import content_of
+from pfedlms.flower.signing import strip_seal
 
 LIARS = range(2, 10)
 APP = '''"""As `deploy init` writes it, but for a server that changes each request to node 1 after it was signed."""
@@ -60,12 +61,12 @@ class Liar:
     """Executes requests, and changes the reply; of every second one it mends length and checksum."""
 
     def __init__(self, node: Node, seed: int) -> None:
-        self._node, self._draw = node, random.Random(seed)
+        self._node, self._messages, self._draw = node, message_bytes(RunSetup(node.config)), random.Random(seed)
         self.replied: dict[int, bool] = {}
         """By trip: whether what was sent differs from the truth only in numbers, which nobody else can check."""
 
     def __call__(self, attacker: Attacker, kind: str, data: bytes) -> bytes | None:
-        request = content_of(data)
+        request = strip_seal(data)
         if kind != "train.request" or (trip := decode(request).trip) in self.replied:
             return None
         reply = self._node.handle(request)
@@ -78,7 +79,7 @@ class Liar:
         """As the server reads it, but for the message, which the server decodes, too."""
         asked = decode(request)
         try:
-            read_reply(asked, check_reply(asked, reply, message_bytes(self._node._ground)), True)
+            read_reply(asked, check_reply(asked, reply, self._messages), True)
         except WireError:
             return False
         return True

@@ -23,8 +23,8 @@ from pfedlms.experiment.config import Config
 from pfedlms.experiment.store import RunDirectory
 from pfedlms.flower.approval import approve
 from pfedlms.flower.approval import run_config as read_run_config
-from pfedlms.flower.check import listening
-from pfedlms.flower.config import configured
+from pfedlms.flower.check import listening_addresses
+from pfedlms.flower.config import run_settings
 from pfedlms.flower.folder import write_folder
 
 needs_flower = pytest.mark.skipif(find_spec("flwr") is None, reason="Flower is not installed (extra: flower)")
@@ -105,14 +105,14 @@ class Flotilla:
         self.server()
         self.call("./register.sh")
         self.start("gate", "./gate.sh")
-        until(lambda: listening(self.port), 60, "the gate listens")
+        until(lambda: listening_addresses(self.port), 60, "the gate listens")
         for number in range(nodes):
             self.node(number)
         return self
 
     def server(self) -> None:
         self.start("superlink", "./superlink.sh")
-        until(lambda: listening(self.link_port), 120, "the server listens")
+        until(lambda: listening_addresses(self.link_port), 120, "the server listens")
 
     def approve(self, *settings: str) -> None:
         """As the owner of all nodes does it."""
@@ -171,7 +171,7 @@ class Flotilla:
         assert not belonging(self.home)
 
     def config(self, **chosen: object) -> Config:
-        return configured(self.app / "pfedlms.toml", chosen)[0]
+        return run_settings(self.app / "pfedlms.toml", chosen)[0]
 
 
 class Memory:

@@ -39,18 +39,18 @@ class MadeUp:
     def nodes(self) -> set[int]:
         return {node for node, (since, end, _) in self.there.items() if since <= self.now < end}
 
-    def push(self, kind: str, letters: Mapping[int, bytes], ttl: float) -> dict[str, int]:
-        names = {}
-        for node, data in letters.items():
+    def push(self, kind: str, messages: Mapping[int, bytes], ttl: float) -> dict[str, int]:
+        sent = {}
+        for node, data in messages.items():
             self.sent.append((kind, node, self.now, ttl))
             name = f"message {len(self.sent)}"
-            names[name] = node
+            sent[name] = node
             said = self.there[node][2](kind, data, self.now) if node in self.nodes() else None
             self.waiting[name] = node, said
-        return names
+        return sent
 
-    def pull(self, names: Iterable[str]) -> dict[str, bytes | Failure]:
-        asked = [name for name in names if name in self.waiting]
+    def pull(self, message_ids: Iterable[str]) -> dict[str, bytes | Failure]:
+        asked = [name for name in message_ids if name in self.waiting]
         return {name: said for name in asked if (said := self.waiting[name][1]) is not None and self.waiting.pop(name)}
 
     def sleep(self, seconds: float) -> None:
@@ -85,26 +85,26 @@ def carrier(post: MadeUp, clients: int, pinned: Mapping[int, int] | None = None)
 def gathered(post: MadeUp, clients: int) -> tuple[Carrier, list[str]]:
     """Once it knows who is there."""
     made, said = carrier(post, clients)
-    made.gather(5, 100)
+    made.wait_for_nodes(5, 100)
     return made, said
 
 
 class Slow(MadeUp):
     """Nothing that was sent is answered before the 40th second."""
 
-    def pull(self, names: Iterable[str]) -> dict[str, bytes | Failure]:
-        return super().pull(names) if self.now >= 40 else {}
+    def pull(self, message_ids: Iterable[str]) -> dict[str, bytes | Failure]:
+        return super().pull(message_ids) if self.now >= 40 else {}
 
 
 def test_a_node_has_time_to_say_which_place_it_has() -> None:
     """However short the wait for newcomers is; but not forever."""
     post = Slow(there={70: (*FOREVER, works(0))})
     made, _ = carrier(post, 2)
-    assert made.gather(5, 60) == {0}
+    assert made.wait_for_nodes(5, 60) == {0}
     assert 40 <= post.now < 50
     assert [(kind, worth) for kind, _, _, worth in post.sent] == [(WHO, 60.0)]
     silent = MadeUp(there={70: (*FOREVER, lambda kind, data, now: None)})
-    assert carrier(silent, 2)[0].gather(5, 60) == set()
+    assert carrier(silent, 2)[0].wait_for_nodes(5, 60) == set()
     assert 60 <= silent.now < 70
 
 
@@ -112,18 +112,18 @@ def test_who_claims_the_place_of_an_absent_owner_has_none() -> None:
     post = MadeUp(there={71: (*FOREVER, works(1)), 99: (*FOREVER, works(0))})
     made, _ = carrier(post, 2, {0: 70, 1: 71})
     made.survey(5, 100)
-    assert (made.strangers, made.rivals, made.places[0]) == ({99}, {}, 70)
+    assert (made.nodes_without_place, made.contested_places, made.places[0]) == ({99}, {}, 70)
 
 
 def test_a_node_that_comes_back_may_have_another_place() -> None:
     """Its id is that of its key; what it says then counts."""
     post = MadeUp(there={70: (*FOREVER, works(0)), 71: (0.0, 20.0, works(1))})
     made, said = carrier(post, 3)
-    assert made.gather(5, 100) == {0, 1}
+    assert made.wait_for_nodes(5, 100) == {0, 1}
     post.now = 30.0
-    assert made.gather(5, 100) == {0}
+    assert made.wait_for_nodes(5, 100) == {0}
     post.there[71] = (*FOREVER, works(2))
-    assert made.gather(5, 100) == {0, 2}
+    assert made.wait_for_nodes(5, 100) == {0, 2}
     assert made.send({k: request(k) for k in (0, 2)}, 60) == {k: request(k) + b"!" for k in (0, 2)}
     assert said[-1] == "client 2 is node 71"
     assert [node for kind, node, *_ in post.sent if kind == WHO] == [70, 71, 71]
@@ -132,7 +132,7 @@ def test_a_node_that_comes_back_may_have_another_place() -> None:
 def test_places_are_told_by_nodes_once() -> None:
     post = MadeUp(there={70: (*FOREVER, works(1)), 71: (*FOREVER, works(0))})
     made, said = carrier(post, 2)
-    assert made.gather(60, 100) == {0, 1}
+    assert made.wait_for_nodes(60, 100) == {0, 1}
     assert post.now < 2
     assert made.places == {0: 71, 1: 70}
     assert sorted(said) == ["client 0 is node 71", "client 1 is node 70"]
@@ -145,7 +145,7 @@ def test_places_are_told_by_nodes_once() -> None:
 def test_a_start_waits_for_nodes_but_not_forever() -> None:
     post = MadeUp(there={70: (20, 1e9, works(0)), 71: (45, 1e9, works(1))})
     made, _ = carrier(post, 3)
-    assert made.gather(30, 100) == {0, 1}
+    assert made.wait_for_nodes(30, 100) == {0, 1}
     assert 75 <= post.now < 82  # 30 s after the last one came
 
 
@@ -198,7 +198,7 @@ def test_a_place_stays_with_its_owner_while_that_is_online() -> None:
         post.now = now
         made.send({0: request(0)}, 60)
         made.send({0: request(0)}, 60)
-        assert (made.places, made.rivals) == ({0: owner}, rivals)
+        assert (made.places, made.contested_places) == ({0: owner}, rivals)
     assert post.requests() == [70, 70, 71, 71, 71, 71, 72, 72]
     assert [kind for kind, *_ in post.sent].count(WHO) == 3  # two that claim one place do not take turns
 
@@ -209,7 +209,7 @@ def test_a_survey_waits_for_all_and_names_rivals_of_pinned_places() -> None:
     post = Slow(there={70: (*FOREVER, works(0)), 71: (*FOREVER, works(1)), 72: (*FOREVER, late)})
     made, said = carrier(post, 2, {0: 70, 1: 71})
     assert made.survey(5, 60) == {0, 1}
-    assert made.rivals == {0: [70, 72]}
+    assert made.contested_places == {0: [70, 72]}
     assert made.places == {0: 70, 1: 71}
     assert said == ["node 72: says it is client 0, whose place belongs to node 70"]
 
@@ -223,8 +223,8 @@ def test_all_are_asked_each_with_a_query_of_its_own() -> None:
         return f"{kind} {node}".encode()
 
     made = Carrier(post, 2, None, lambda text: None, lambda: post.now, post.sleep, query)
-    made.gather(5, 100)
-    assert made.ask(CHECK, 10) == {0: f"{CHECK} 70!".encode(), 1: Failure("no reply within 10 s")}
+    made.wait_for_nodes(5, 100)
+    assert made.ask_all(CHECK, 10) == {0: f"{CHECK} 70!".encode(), 1: Failure("no reply within 10 s")}
     assert asked == [(WHO, 70), (WHO, 71), (CHECK, 70), (CHECK, 71)]
 
 
@@ -295,19 +295,19 @@ def test_a_node_without_a_place_is_named_and_left_alone(claim: bytes) -> None:
     own, wrong, gone = (*FOREVER, works(0)), (*FOREVER, lambda kind, data, now: claim), (0.0, 50.0, works(8))
     post = MadeUp(there={70: own, 71: wrong, 72: gone})
     made, said = carrier(post, 2)
-    assert made.gather(5, 100) == {0}
-    assert made.strangers == {71, 72}
+    assert made.wait_for_nodes(5, 100) == {0}
+    assert made.nodes_without_place == {71, 72}
     assert any(line.startswith("node 71: got ") and "below 2" in line and len(line) < 150 for line in said)
     post.now = 51.0
     made.send({0: request(0)}, 60)
     assert post.requests() == [70]
-    assert made.strangers == {71}
+    assert made.nodes_without_place == {71}
 
 
 def test_pinned_places_are_not_given_away() -> None:
     post = MadeUp(there={70: (*FOREVER, works(0)), 71: (*FOREVER, works(0)), 72: (*FOREVER, works(1))})
     made, said = carrier(post, 2, {0: 70})
-    assert made.gather(20, 100) == {0, 1}
+    assert made.wait_for_nodes(20, 100) == {0, 1}
     assert made.places == {0: 70, 1: 72}
     assert "node 71: says it is client 0, whose place belongs to node 70" in said
     made.send({k: request(k) for k in (0, 1)}, 60)

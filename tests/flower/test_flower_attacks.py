@@ -29,8 +29,8 @@ from pfedlms.experiment.config import Config
 from pfedlms.experiment.store import RunDirectory
 from pfedlms.flower import approval, audit
 from pfedlms.flower.check import check as check_folder
-from pfedlms.flower.gate import header
-from pfedlms.flower.signing import content_of
+from pfedlms.flower.gate import key_header
+from pfedlms.flower.signing import strip_seal
 
 pytestmark = [needs_flower, long, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 ONLINE = "SuperNode ID: "
@@ -147,7 +147,7 @@ class Liar:
     def __call__(self, attacker: Attacker, kind: str, data: bytes) -> Any:
         if kind != "train.request":
             return None
-        asked = decode(content_of(data))
+        asked = decode(strip_seal(data))
         if asked.trip == self._trip:
             return None  # asked again, because what it sent was not let through
         if self._trip < 0:
@@ -163,7 +163,7 @@ class Liar:
                 except Exception as error:
                     attacker.failed.append(f"forged: {error}")
         self._trip = asked.trip
-        honest = decode(self._node.handle(content_of(data)))
+        honest = decode(self._node.handle(strip_seal(data)))
         return LIES[asked.trip][0](honest, self._node) if asked.trip < len(LIES) else honest.encode()
 
 
@@ -216,7 +216,7 @@ def flood(flotilla: Flotilla, path: str, key: bool) -> tuple[int, int]:
     context = ssl._create_unverified_context()
     head = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/protobuf", f"Content-Length: {FLOOD}"]
     if key:
-        head.append(f"flwr-public-key: {header((flotilla.folder / 'keys' / f'node-{LIAR}.pub').read_text())}")
+        head.append(f"flwr-public-key: {key_header((flotilla.folder / 'keys' / f'node-{LIAR}.pub').read_text())}")
     sent, zeros, answer = 0, bytes(1 << 20), b""
     with (
         socket.create_connection(("127.0.0.1", flotilla.port), timeout=60) as plain,

@@ -20,14 +20,14 @@ from pfedlms.deploy.nodes import message_bytes
 from pfedlms.deploy.run_setup import RunSetup
 from pfedlms.flower.signing import (
     SEAL_BYTES,
-    Mark,
     Seal,
     SealedNode,
     SealError,
+    SealFlag,
     SigningTransport,
     check_query,
-    query,
     seal,
+    sign_query,
     unseal,
 )  # fmt: skip
 
@@ -79,7 +79,7 @@ def test_the_same_request_again_gets_the_stored_reply(played: Played) -> None:
     # A server that was killed does not know any more what was answered: its seal differs, the request does not.
     about, content = unseal(last[0], KEY.public_key())
     assert (about.trip, about.answered) == (2, 2)  # trips 0 and 1: a state of before trip 1 is an older copy
-    assert handle(seal(KEY, replace(about, answered=0, marks=Mark.RESUME), content)) == reply
+    assert handle(seal(KEY, replace(about, answered=0, flags=SealFlag.RESUME), content)) == reply
 
 
 def test_what_is_not_the_servers_is_refused(played: Played) -> None:
@@ -97,7 +97,7 @@ def test_what_is_not_the_servers_is_refused(played: Played) -> None:
         (seal(OTHER, replace(about, trip=far), ahead), Reason.BROKEN, other_key),
         (last[0][:SEAL_BYTES] + ahead, Reason.BROKEN, "bytes of content"),
         (seal(KEY, replace(about, trip=about.trip + 1), content), Reason.BROKEN, other_seal),
-        (seal(KEY, replace(about, marks=Mark.QUERY), content), Reason.BROKEN, other_seal),
+        (seal(KEY, replace(about, flags=SealFlag.QUERY), content), Reason.BROKEN, other_seal),
         (last[1], Reason.CLIENT, "got a request to 1, expected 0"),
         (
             seal(KEY, replace(about, run=foreign), replace(asked, run=foreign).encode()),
@@ -152,8 +152,8 @@ def test_a_node_that_lost_its_state_comes_back(tmp_path: Path) -> None:
     fleet = Fleet(config, tmp_path / "nodes", way, handler=sealed)
     with pytest.warns(UserWarning, match="client 0 is left out: refused, order: the server has a reply of this node"):
         _, metrics = served(config, signing(fleet))
-    marks = [unseal(trip[0][0], KEY.public_key())[0].marks for trip in fleet.trips]
-    assert marks == [Mark.RESUME, 0, 0, 0, Mark.RESUME, *marks[5:]]
+    flags = [unseal(trip[0][0], KEY.public_key())[0].flags for trip in fleet.trips]
+    assert flags == [SealFlag.RESUME, 0, 0, 0, SealFlag.RESUME, *flags[5:]]
     assert sum("0" in each["left_out"] for each in metrics) <= 3
     assert metrics[-1]["left_out"] == {}
     assert fleet.node(0).state.answers_known == 6
@@ -173,9 +173,9 @@ def test_a_server_without_signatures_is_named(tmp_path: Path) -> None:
 
 
 def test_queries_are_for_one_node_in_one_run() -> None:
-    data = query(KEY, 7, "query.who", 5)
+    data = sign_query(KEY, 7, "query.who", 5)
     check_query(data, KEY.public_key(), 7, "query.who", 5)
-    check_query(query(OTHER, 7, "query.who", 5), None, 7, "query.who", 5)
+    check_query(sign_query(OTHER, 7, "query.who", 5), None, 7, "query.who", 5)
     for key, run, kind, node in [
         (OTHER, 7, "query.who", 5), (KEY, 8, "query.who", 5), (KEY, 7, "query.check", 5), (KEY, 7, "query.who", 6),
     ]:  # fmt: skip
@@ -187,7 +187,7 @@ def test_queries_are_for_one_node_in_one_run() -> None:
 
 def test_the_layout_is_that_of_the_page() -> None:
     """Worked by hand from docs/protocol.md, section 16."""
-    data = seal(KEY, Seal(b"runrunru", 3, 2**40, 17, Mark.RESUME), b"envelope")
+    data = seal(KEY, Seal(b"runrunru", 3, 2**40, 17, SealFlag.RESUME), b"envelope")
     assert data[:8] == b"PFLS\x01\x01\x00\x00"
     assert data[8:16] == b"runrunru"
     assert struct.unpack("<IIQQQ", data[16:48]) == (3, 0, 2**40, 17, 8)

@@ -135,8 +135,7 @@ class Node:
         try:
             envelope = decode(request)
         except WireError as error:
-            unknown = Envelope(Kind.REQUEST, self.run, self.client, 0, 0, ())
-            return self._refuse(unknown, Reason.BROKEN, f"{type(error).__name__}: {error}")
+            return self.refuse(None, Reason.BROKEN, f"{type(error).__name__}: {error}")
         try:
             digest = hashlib.sha256(request).digest()
             if (reply := self._check(envelope, digest)) is not None:
@@ -149,15 +148,17 @@ class Node:
                 self.state = after
             return reply
         except RefusalError as error:
-            return self._refuse(envelope, error.reason, str(error))
+            return self.refuse(envelope, error.reason, str(error))
         except DivergedError as error:
-            return self._refuse(envelope, Reason.DIVERGED, str(error))
+            return self.refuse(envelope, Reason.DIVERGED, str(error))
         except Exception as error:  # the model, the loss or the disk may raise anything; the state has not changed
             reason = Reason.BROKEN if isinstance(error, WireError) else Reason.FAILED
-            return self._refuse(envelope, reason, f"{type(error).__name__}: {error}")
+            return self.refuse(envelope, reason, f"{type(error).__name__}: {error}")
 
-    def _refuse(self, envelope: Envelope, reason: Reason, text: str) -> bytes:
-        return refusal(envelope, reason, text, self.state.answers_known)
+    def refuse(self, request: Envelope | None, reason: Reason, text: str) -> bytes:
+        """The refusal of a request; None stands for one that cannot be read."""
+        request = request or Envelope(Kind.REQUEST, self.run, self.client, 0, 0, ())
+        return refusal(request, reason, text, self.state.answers_known)
 
     def _check(self, envelope: Envelope, digest: bytes) -> bytes | None:
         """Refuse a request that is not for this node or comes too late. Returns the saved reply if this is the last
