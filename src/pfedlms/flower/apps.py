@@ -8,7 +8,7 @@ import logging
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, wait
 from datetime import UTC, datetime
 from pathlib import Path
@@ -87,7 +87,7 @@ def client_app(file: Path, custom: Problem | None) -> Any:
         audit.append(folder / "audit.jsonl", **audit_fields(context.run_id, data, reply))
         return reply
 
-    def on_messages(handler: Callable[[bytes, Context], bytes]) -> Callable[[Message, Context], Message]:
+    def on_messages(handler: Any) -> Any:
         def handle(message: Message, context: Context) -> Message:
             return Message(to_record(handler(message.content["pfedlms"]["bytes"], context)), reply_to=message)
 
