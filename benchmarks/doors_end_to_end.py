@@ -19,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "deploy"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "flower"))
 from attacker import Attacker
-from flotilla import Flotilla, Memory, run_config, until
+from flotilla import Flotilla, Memory, run_config, wait_until
 from mutations import mutated, with_checksum
 
 from pfedlms.deploy import Node
@@ -99,9 +99,9 @@ def end_to_end(count: int) -> dict[str, Any]:
             liars = _liars(flotilla, flotilla.config(**chosen), Path(name), stack)
             memory = Memory(flotilla)
             flotilla.run(run_config({**chosen, "flower.wait": 120.0}))
-            until(lambda: any(liar.replied for liar in liars.values()), 600, "a trip")
+            wait_until(lambda: any(liar.replied for liar in liars.values()), 600, "a trip")
             with memory:
-                flotilla.finished(seconds=3000)
+                flotilla.wait_for_end(seconds=3000)
         metrics = RunDirectory(out).read_metrics()
         lines = [json.loads(line) for line in (flotilla.folder / "audit" / "server.jsonl").read_text().splitlines()]
     requests = [each["result"] for each in lines if each["event"] == "request" and each["client"] == 1]

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fleet import Fleet, configured, served
+from fleet import Fleet, make_config, serve_run
 
 from pfedlms.deploy.envelope import (
     ENVELOPE_BYTES,
@@ -144,9 +144,9 @@ def test_a_length_allocates_nothing() -> None:
 def test_whatever_is_changed_is_an_error_or_a_refusal(method: str, tmp_path: Path) -> None:
     """Of envelopes, of requests as a node sees them, and of replies as the server does."""
     random_ = random.Random(5)
-    config = configured(method, tmp_path / "run", train={"rounds": 2})
+    config = make_config(method, tmp_path / "run", train={"rounds": 2})
     fleet = Fleet(config, tmp_path / "nodes")
-    served(config, fleet)
+    serve_run(config, fleet)
     pairs = [trip[1] for trip in fleet.trips]
     refused = errors = 0
     with Fleet(config, tmp_path / "other").node(1) as node:

@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
-from flotilla import Flotilla, free_port, long, needs_flower, until
+from flotilla import Flotilla, free_port, long, needs_flower, wait_until
 
 from pfedlms.errors import UsageError
 from pfedlms.flower.check import _check_server, listening_addresses
@@ -33,12 +33,12 @@ def supernode(flotilla: Flotilla, name: str, *options: str) -> str:
     command = ["flower-supernode", "--superlink", f"127.0.0.1:{flotilla.port}", "--port", str(free_port())]
     flotilla.start(name, *command, "--max-retries", "1", "--node-config", node_config, *options)
     try:
-        until(lambda: ONLINE in flotilla.said(name) or flotilla.started[name].poll() is not None, 30, "an end")
+        wait_until(lambda: ONLINE in flotilla.log_text(name) or flotilla.started[name].poll() is not None, 30, "an end")
     except AssertionError:
-        return flotilla.said(name) + "\nit goes on trying"
+        return flotilla.log_text(name) + "\nit goes on trying"
     finally:
         flotilla.kill(name)
-    return flotilla.said(name)
+    return flotilla.log_text(name)
 
 
 @needs_flower

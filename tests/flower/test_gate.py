@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from flotilla import free_port, until
+from flotilla import free_port, wait_until
 
 from pfedlms.flower.check import _check_closed_paths, _check_superlink, listening_addresses
 from pfedlms.flower.folder import write_folder
@@ -93,7 +93,7 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
     command = ["nginx", "-p", f"{folder}/", "-c", str(folder / "gate.conf"), "-e", str(folder / "gate" / "error.log")]
     environment = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin"}
     process = subprocess.Popen([*command, "-g", "daemon off;"], env=environment, stderr=subprocess.DEVNULL)
-    until(lambda: listening_addresses(made.port), 20, "the gate listens")
+    wait_until(lambda: listening_addresses(made.port), 20, "the gate listens")
     yield made
     process.terminate()
     process.wait(20)
@@ -194,7 +194,7 @@ def test_a_flood_is_slowed_down(gate: Gate) -> None:
             found += more
     assert found.count(b"HTTP/1.1 503 ") > 100
     assert found.count(b"HTTP/1.1 200 ") >= 100
-    until(lambda: gate.status("/v1/fleet/get-run") == 200, 20, "the gate lets nodes in again")
+    wait_until(lambda: gate.status("/v1/fleet/get-run") == 200, 20, "the gate lets nodes in again")
 
 
 def test_old_versions_of_tls_are_refused(gate: Gate) -> None:

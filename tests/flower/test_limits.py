@@ -13,9 +13,9 @@ from typing import Any
 
 import false_replies
 import pytest
-from false_replies import lying
-from fleet import Fleet, configured
-from flotilla import needs_flower, until
+from false_replies import lying_route
+from fleet import Fleet, make_config
+from flotilla import needs_flower, wait_until
 from test_signing import sealed, signing
 
 from pfedlms.deploy import Node, serve
@@ -47,14 +47,14 @@ def long_text(said: Envelope, node: Node) -> bytes:
 )
 def test_a_node_that_breaks_a_limit_is_left_out_and_named(lie: false_replies.Lie, said: str, tmp_path: Path) -> None:
     """Nothing of it is stored, and one line stays one line."""
-    config = configured("sketchvote", tmp_path / "run")
+    config = make_config("sketchvote", tmp_path / "run")
     lines, notes, sizes = list[str](), list[dict[str, object]](), message_bytes(RunSetup(config))
 
     def before(requests: dict[int, bytes]) -> None:
         for each in requests.values():
             assert largest_reply(decode(strip_seal(each)), sizes)[0] < 4096 + sum(sizes)
 
-    fleet = Fleet(config, tmp_path / "nodes", lying(lie, lambda: fleet), before=before, handler=sealed)
+    fleet = Fleet(config, tmp_path / "nodes", lying_route(lie, lambda: fleet), before=before, handler=sealed)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         serve(config, signing(fleet, notes.append), [RoundLog(lines.append)])
@@ -145,7 +145,7 @@ def test_a_reply_that_is_not_uploaded_keeps_no_other_waiting(monkeypatch: pytest
     assert post.pull(names) == {}
     uploaded.set()
     late: dict[str, Any] = {}
-    until(lambda: late.update(post.pull(names)) or late, 10, "the late reply")
+    wait_until(lambda: late.update(post.pull(names)) or late, 10, "the late reply")
     assert late == {f"to-{slow}": b"7"}
 
 

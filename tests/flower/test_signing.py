@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from fleet import CLIENTS, Fleet, alone, configured, plain, served
+from fleet import CLIENTS, Fleet, comparable, make_config, serve_run, simulate
 
 from pfedlms.deploy import Coordinator, Node
 from pfedlms.deploy.envelope import Code, Reason, decode
@@ -52,9 +52,11 @@ def why(reply: bytes) -> tuple[Reason, str]:
 @pytest.mark.parametrize("method", ["pfedlms", "sketchvote", "fedavg"])
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_a_signed_run_is_the_run_in_one_process(method: str, participation: float, tmp_path: Path) -> None:
-    config = configured(method, tmp_path / "run", train={"participation": participation})
-    _, metrics = served(config, signing(Fleet(config, tmp_path / "nodes", handler=sealed)))
-    assert [plain(each) for each in metrics] == [plain(each) for each in alone(config.with_run(out="")).metrics]
+    config = make_config(method, tmp_path / "run", train={"participation": participation})
+    _, metrics = serve_run(config, signing(Fleet(config, tmp_path / "nodes", handler=sealed)))
+    assert [comparable(each) for each in metrics] == [
+        comparable(each) for each in simulate(config.with_run(out="")).metrics
+    ]
     assert all(each["left_out"] == {} for each in metrics)
 
 
@@ -64,7 +66,7 @@ Played = tuple[Fleet, dict[int, bytes], bytes]
 @pytest.fixture
 def played(tmp_path: Path) -> Played:
     """A fleet after three trips, the signed requests of the third, and the reply of client 0 to it."""
-    config = configured("pfedlms")
+    config = make_config("pfedlms")
     fleet = Fleet(config, tmp_path / "nodes", handler=sealed)
     coordinator = Coordinator(config, signing(fleet))
     for _ in range(3):
@@ -142,16 +144,16 @@ def test_gaps_are_known_to_the_server_or_resumed(played: Played) -> None:
 
 def test_a_node_that_lost_its_state_comes_back(tmp_path: Path) -> None:
     """It refuses once, by name; the server resumes it, and sends it what it lacks."""
-    config = configured("sketchvote", tmp_path / "run", train={"rounds": 6})
+    config = make_config("sketchvote", tmp_path / "run", train={"rounds": 6})
 
-    def way(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes:
+    def route(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes:
         if client == 0 and len(fleet.trips) == 3:
             fleet.lose(0)
         return handle(request)
 
-    fleet = Fleet(config, tmp_path / "nodes", way, handler=sealed)
+    fleet = Fleet(config, tmp_path / "nodes", route, handler=sealed)
     with pytest.warns(UserWarning, match="client 0 is left out: refused, order: the server has a reply of this node"):
-        _, metrics = served(config, signing(fleet))
+        _, metrics = serve_run(config, signing(fleet))
     flags = [unseal(trip[0][0], KEY.public_key())[0].flags for trip in fleet.trips]
     assert flags == [SealFlag.RESUME, 0, 0, 0, SealFlag.RESUME, *flags[5:]]
     assert sum("0" in each["left_out"] for each in metrics) <= 3
@@ -163,7 +165,7 @@ def test_a_node_that_lost_its_state_comes_back(tmp_path: Path) -> None:
 
 def test_a_server_without_signatures_is_named(tmp_path: Path) -> None:
     """And so is a node that does not know them."""
-    config = configured("fedavg", clients=2)
+    config = make_config("fedavg", clients=2)
     coordinator = Coordinator(config, signing(Fleet(config, tmp_path / "nodes")))
     with (
         pytest.warns(UserWarning, match="does not know signed requests; update pfedlms there and run"),
