@@ -195,8 +195,7 @@ def measurement_record(split: Split, correct: float, loss: float, samples: int) 
 
 
 def read_measurement(record: Record, percent: bool) -> tuple[Split, tuple[float, float, int]]:
-    """The split of a measurement record, with its correct predictions (or the sum of a custom metric), summed loss and
-    number of samples."""
+    """The split, and its correct predictions (or the sum of a custom metric), summed loss and number of samples."""
     if record.index not in list(Split) or len(record.data) != MEASUREMENT.size:
         raise DecodeError(f"measured: got {len(record.data)} bytes of {record.index}, expected {MEASUREMENT.size}")
     correct, loss, samples = MEASUREMENT.unpack(record.data)

@@ -54,8 +54,7 @@ class State:
     round: int = 0
     """The current round."""
     step: int = 0
-    """Progress in the round: 2 i + 1 after the node made its message of exchange i, 2 i + 2 after it applied the
-    answer."""
+    """Progress in the round: 2 i + 1 after the message of exchange i was made, 2 i + 2 after its answer was applied."""
     phase: int = -1
     """Phase of the last local steps; −1 before the first."""
     sent: int = -1
@@ -161,8 +160,7 @@ class Node:
         return refusal(request, reason, text, self.state.answers_known)
 
     def _check(self, envelope: Envelope, digest: bytes) -> bytes | None:
-        """Refuse a request that is not for this node or comes too late. Returns the saved reply if this is the last
-        request again."""
+        """Refuse a request that is not for this node or is too old. Returns the saved reply if it is a repeated one."""
         state = self.state
         if envelope.kind == Kind.REPLY:
             raise RefusalError(Reason.BROKEN, "got a reply, expected a request")

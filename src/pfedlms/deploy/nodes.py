@@ -172,8 +172,7 @@ def message_bytes(setup: RunSetup) -> list[int]:
 
 
 def largest_reply(request: Envelope, messages: Sequence[int]) -> tuple[int, int]:
-    """The largest number of bytes and of records in a reply to this request; `messages` is what `message_bytes`
-    returns."""
+    """Most bytes and most records that a reply to this request may have; `messages` is from `message_bytes`."""
     size, records = ENVELOPE_BYTES + RECORD_BYTES, 1  # ANSWERS_KNOWN
     for order in request.records:
         if order.code == Code.SEND:

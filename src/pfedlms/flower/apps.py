@@ -176,8 +176,7 @@ def _signing_key(flower: FlowerSection) -> Ed25519PrivateKey:
 
 
 def check_nodes(config: Config, carrier: Carrier, online: set[int], run: bytes) -> None:
-    """Compare the nodes that are online with the server, and log the results as records. Raises UsageError if
-    something differs."""
+    """Compare the nodes that are online with the server, and log the results. Raises UsageError if one is wrong."""
     if not online:
         raise UsageError("check: no node is online; start node-K.sh on each, and look at what it prints")
     server, results = {**versions(), "digest": run.hex()}, list[tuple[str, bool]]()

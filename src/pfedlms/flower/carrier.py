@@ -173,8 +173,7 @@ class Carrier:
 
     @property
     def nodes_without_place(self) -> set[int]:
-        """Nodes that are online and have no place. Those that claim the place of an online node are not among them, but
-        in `contested_places`."""
+        """Online nodes that have no place, except those in `contested_places`."""
         placed = {*self.places.values(), *(node for nodes in self.contested_places.values() for node in nodes)}
         return (self._online & (self._without_place.keys() | self._claims.keys())) - placed
 

@@ -1,5 +1,4 @@
-"""Settings that Flower passes on: the run config, which has the keys of the TOML file and a section `flower`, and the
-config of each node."""
+"""Settings that Flower passes on: the run config (keys of the TOML file and a section `flower`) and node configs."""
 
 from __future__ import annotations
 
@@ -105,7 +104,7 @@ def run_settings(file: Path, run_config: Mapping[str, Any]) -> tuple[Config, Flo
     try:
         config = load_config(None, merge(_without_other_methods(read_toml(file), tables), tables))
     except ConfigError as error:
-        raise ConfigError([*found, *error.problems]) from error
+        found += error.problems
     if found:
         raise ConfigError(found)
     return config, FlowerSection(**flower)

@@ -46,8 +46,7 @@ class SealFlag(IntFlag):
 
 @dataclass(frozen=True)
 class Seal:
-    """What is signed together with the content. In a query, `run` is Flower's number of the run and `trip` the node's
-    id."""
+    """What is signed with the content. In a query, `run` is Flower's number of the run and `trip` the node's id."""
 
     run: bytes
     place: int
@@ -215,20 +214,20 @@ class SealedNode:
 
 
 def private_key(file: Path) -> Ed25519PrivateKey:
-    key = _load(file, lambda data: load_pem_private_key(data, None))
+    key = _load_key(file, lambda data: load_pem_private_key(data, None))
     if not isinstance(key, Ed25519PrivateKey):
         raise UsageError(f"{file}: got no Ed25519 private key; ./keys.sh server makes one")
     return key
 
 
 def public_key(file: Path) -> Ed25519PublicKey:
-    key = _load(file, load_pem_public_key)
+    key = _load_key(file, load_pem_public_key)
     if not isinstance(key, Ed25519PublicKey):
         raise UsageError(f"{file}: got no Ed25519 public key; copy keys/server.pub from the server")
     return key
 
 
-def _load(file: Path, load: Callable[[bytes], object]) -> object:
+def _load_key(file: Path, load: Callable[[bytes], object]) -> object:
     try:
         return load(file.read_bytes())
     except FileNotFoundError as error:
