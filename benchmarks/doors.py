@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import re
 import resource
 import socket
 import ssl
@@ -27,14 +28,14 @@ from mutations import mutated, with_checksum
 
 from pfedlms.deploy import Coordinator, Node
 from pfedlms.deploy.envelope import decode
-from pfedlms.deploy.ground import Ground
 from pfedlms.deploy.nodes import check_reply, message_bytes, read_reply
+from pfedlms.deploy.run_setup import RunSetup
 from pfedlms.engine.transport import Code
 from pfedlms.errors import WireError
 from pfedlms.experiment.config import Config, load_config
-from pfedlms.flower.check import listening
+from pfedlms.flower.check import listening_addresses
 from pfedlms.flower.folder import write_folder
-from pfedlms.flower.gate import FLEET_PATHS, header, write_includes, write_places
+from pfedlms.flower.gate import key_header, write_includes, write_places
 from pfedlms.flower.signing import SealedNode, SigningTransport
 from pfedlms.wire.frames import Intake
 
@@ -73,7 +74,7 @@ def at_both_ends(count: int) -> dict[str, Any]:
     draw, found = random.Random(1), Counter[str]()
     with tempfile.TemporaryDirectory() as name:
         way = Recording(config, Path(name))
-        sizes = message_bytes(Ground(config))
+        sizes = message_bytes(RunSetup(config))
         coordinator = Coordinator(config, SigningTransport(way, KEY, sizes))
         for _ in range(3):
             coordinator.step()
@@ -83,7 +84,7 @@ def at_both_ends(count: int) -> dict[str, Any]:
             said = decode(SealedNode(node, KEY.public_key()).handle(mutated(request, draw)))
             found["requests refused" if said.records[0].code == Code.REFUSED else "requests accepted"] += 1
         assert node.state is state
-        middle, asked, terms = memory(), decode(request[112:]), Ground(config).terms
+        middle, asked, terms = memory(), decode(request[112:]), RunSetup(config).terms
         for number in range(count):
             data = mutated(reply, draw)
             data = with_checksum(data) if number % 2 else data
@@ -127,15 +128,16 @@ def at_the_gate(count: int) -> dict[str, Any]:
             ["/usr/sbin/nginx", "-p", f"{folder}/", "-c", f"{folder}/gate.conf", "-e", f"{folder}/gate/error.log",
              "-g", "daemon off;"]
         )  # fmt: skip
-        while not listening(port):
+        while not listening_addresses(port):
             time.sleep(0.1)
-        found = _http(count, port, header(public), folder)
+        fleet_paths = re.findall(r"location = (\S+)", (folder / "gate.conf").read_text())
+        found = _http(count, port, key_header(public), folder, fleet_paths)
         largest = max(_rss(pid) for pid in [gate.pid, *_children(gate.pid)])
         gate.terminate()
         gate.wait()
         server.shutdown()
         server.server_close()
-    outside = {path: number for path, number in passed.items() if path not in FLEET_PATHS}
+    outside = {path: number for path, number in passed.items() if path not in fleet_paths}
     return {
         **found,
         "passed": sum(passed.values()),
@@ -144,10 +146,10 @@ def at_the_gate(count: int) -> dict[str, Any]:
     }
 
 
-def _http(count: int, port: int, key: str, folder: Path) -> dict[str, int]:
+def _http(count: int, port: int, key: str, folder: Path, fleet_paths: list[str]) -> dict[str, int]:
     draw, found = random.Random(2), Counter[str]()
     context = ssl.create_default_context(cafile=str(folder / "certificates" / "ca.crt"))
-    paths = [*FLEET_PATHS, "/v1/control/start-run", "/v1/runtime/acquire-task", "/v1/fleet/../control/start-run"]
+    paths = [*fleet_paths, "/v1/control/start-run", "/v1/runtime/acquire-task", "/v1/fleet/../control/start-run"]
     safe: ssl.SSLSocket | None = None
     for _ in range(count):
         line = f"POST {draw.choice(paths)} HTTP/1.1".encode()

@@ -19,16 +19,17 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "deploy"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "flower"))
 from attacker import Attacker
-from flotilla import Flotilla, Memory, run_config, until
+from flotilla import Flotilla, Memory, run_config, wait_until
 from mutations import mutated, with_checksum
 
 from pfedlms.deploy import Node
 from pfedlms.deploy.envelope import decode
 from pfedlms.deploy.nodes import check_reply, message_bytes, read_reply
+from pfedlms.deploy.run_setup import RunSetup
 from pfedlms.errors import WireError
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.store import RunDirectory
-from pfedlms.flower.signing import content_of
+from pfedlms.flower.signing import strip_seal
 
 LIARS = range(2, 10)
 APP = '''"""As `deploy init` writes it, but for a server that changes each request to node 1 after it was signed."""
@@ -60,12 +61,12 @@ class Liar:
     """Executes requests, and changes the reply; of every second one it mends length and checksum."""
 
     def __init__(self, node: Node, seed: int) -> None:
-        self._node, self._draw = node, random.Random(seed)
+        self._node, self._messages, self._draw = node, message_bytes(RunSetup(node.config)), random.Random(seed)
         self.replied: dict[int, bool] = {}
         """By trip: whether what was sent differs from the truth only in numbers, which nobody else can check."""
 
     def __call__(self, attacker: Attacker, kind: str, data: bytes) -> bytes | None:
-        request = content_of(data)
+        request = strip_seal(data)
         if kind != "train.request" or (trip := decode(request).trip) in self.replied:
             return None
         reply = self._node.handle(request)
@@ -78,7 +79,7 @@ class Liar:
         """As the server reads it, but for the message, which the server decodes, too."""
         asked = decode(request)
         try:
-            read_reply(asked, check_reply(asked, reply, message_bytes(self._node._ground)), True)
+            read_reply(asked, check_reply(asked, reply, self._messages), True)
         except WireError:
             return False
         return True
@@ -98,9 +99,9 @@ def end_to_end(count: int) -> dict[str, Any]:
             liars = _liars(flotilla, flotilla.config(**chosen), Path(name), stack)
             memory = Memory(flotilla)
             flotilla.run(run_config({**chosen, "flower.wait": 120.0}))
-            until(lambda: any(liar.replied for liar in liars.values()), 600, "a trip")
+            wait_until(lambda: any(liar.replied for liar in liars.values()), 600, "a trip")
             with memory:
-                flotilla.finished(seconds=3000)
+                flotilla.wait_for_end(seconds=3000)
         metrics = RunDirectory(out).read_metrics()
         lines = [json.loads(line) for line in (flotilla.folder / "audit" / "server.jsonl").read_text().splitlines()]
     requests = [each["result"] for each in lines if each["event"] == "request" and each["client"] == 1]

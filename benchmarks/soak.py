@@ -31,7 +31,7 @@ from pathlib import Path
 
 from kept import commit, keep
 from soak_checks import figures, show
-from soak_samples import PLACES, WORK, Flotilla, Seen, belonging, children, look_at_states, sample, until
+from soak_samples import PLACES, WORK, Flotilla, Seen, children, look_at_states, processes_of, sample, wait_until
 
 ENDED, KILLED, GUEST = 3, 4, 5
 CYCLE, KILL_AT, END_AT, BACK_AT = 8, 2, 4, 6
@@ -131,28 +131,28 @@ def soak(fleet: Flotilla, minutes: float) -> Seen:
     play = Play(fleet, seen := Seen(minutes, commit()))
     while (passed := time.monotonic() - seen.began) < 60 * minutes:
         sample(fleet, seen)
-        assert fleet.started["run"].poll() is None, fleet.said("run")[-3000:]
+        assert fleet.started["run"].poll() is None, fleet.log_text("run")[-3000:]
         play.act()
         time.sleep(max(0.0, 1 - (time.monotonic() - seen.began - passed)))
     play.back()
-    found = re.search(r"started run (\d+)", fleet.said("run"))
+    found = re.search(r"started run (\d+)", fleet.log_text("run"))
     assert found is not None
     fleet.start("stop", "flwr", "stop", found[1], "federation")
 
     def stopped() -> bool:
         look_at_states(fleet, seen)
-        there = any(b"flwr-serverapp" in each for each in commands(belonging(fleet.home)))
+        there = any(b"flwr-serverapp" in each for each in commands(processes_of(fleet.home)))
         return fleet.started["run"].poll() is not None and not there
 
-    until(stopped, 120, "the end of the stopped run and of its server app")
+    wait_until(stopped, 120, "the end of the stopped run and of its server app")
     # Its length is no part of what both ends agree on, so it can be made shorter as well as longer.
     fleet.run(f"{settings} train.rounds={seen.round + MORE_ROUNDS}", name="again")
     while fleet.started["again"].poll() is None:
         look_at_states(fleet, seen)  # what was measured is the server app before
         time.sleep(1)
-    until(lambda: (out / "summary.json").exists(), 10, "the summary")
+    wait_until(lambda: (out / "summary.json").exists(), 10, "the summary")
     look_at_states(fleet, seen)
-    seen.left = len(set(play.ended) & set(belonging(fleet.home)))
+    seen.left = len(set(play.ended) & set(processes_of(fleet.home)))
     return seen
 
 

@@ -18,9 +18,9 @@ import torch
 from soak_samples import Seen
 
 from pfedlms.deploy import Node, serve
-from pfedlms.deploy.envelope import Kind, Why, decode, refusal
+from pfedlms.deploy.envelope import Kind, Reason, decode, refusal
 from pfedlms.experiment.store import RunDirectory
-from pfedlms.flower.config import configured
+from pfedlms.flower.config import run_settings
 
 MIB = 2**20
 
@@ -44,7 +44,7 @@ class Again:
             if client in self._seen.replied[trip]:
                 replies[client] = reply
             elif gone := re.fullmatch("refused, failed: (.*)", self._why(trip, client)):
-                replies[client] = refusal(asked, Why.FAILED, gone[1])
+                replies[client] = refusal(asked, Reason.FAILED, gone[1])
         return replies
 
     def _why(self, trip: int, client: int) -> str:
@@ -58,7 +58,9 @@ def check(folder: Path, seen: Seen, metrics: list[dict[str, Any]]) -> dict[str, 
     rounds = len(metrics)
     if [each["round"] for each in metrics] != list(range(1, rounds + 1)):
         wrong.append("rounds: not every one is in the metrics once")
-    config, _ = configured(folder / "app" / "pfedlms.toml", {"train.rounds": rounds, "run.out": str(folder / "again")})
+    config, _ = run_settings(
+        folder / "app" / "pfedlms.toml", {"train.rounds": rounds, "run.out": str(folder / "again")}
+    )
     everyone = tuple(range(config.data.clients))
     for each in metrics:
         there = tuple(each.get("clients", everyone))

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "flower"))
-from flotilla import Flotilla, belonging, children, until
+from flotilla import Flotilla, children, processes_of, wait_until
 
-__all__ = ["PLACES", "WORK", "Flotilla", "Seen", "belonging", "children", "look_at_states", "sample", "until"]
+__all__ = ["PLACES", "WORK", "Flotilla", "Seen", "children", "look_at_states", "processes_of", "sample", "wait_until"]
 
 PLACES = 6
 WORK = "flwr-clientapp"

@@ -10,11 +10,21 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from fleet import Fleet, Way
+from fleet import Fleet, Route
 
 from factories import sealed
 from pfedlms.deploy import Node
-from pfedlms.deploy.envelope import Envelope, Kind, Why, decode, measured, read_measured, read_trained, refusal, trained
+from pfedlms.deploy.envelope import (
+    Envelope,
+    Kind,
+    Reason,
+    decode,
+    measurement_record,
+    read_measurement,
+    read_training,
+    refusal,
+    training_record,
+)
 from pfedlms.engine.transport import Code, Record, Split
 from pfedlms.wire.frames import Intake, frame
 
@@ -25,23 +35,23 @@ Lie = Callable[[Envelope, Node], Any]
 """The honest reply, and the node it is of; what is replied, None for nothing."""
 
 
-def lying(lie: Lie, fleet: Callable[[], Fleet]) -> Way:
+def lying_route(lie: Lie, fleet: Callable[[], Fleet]) -> Route:
     """A way on which the liar's replies are changed."""
 
-    def way(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes | None:
-        said = handle(request)
-        return lie(decode(said), fleet().node(LIAR)) if client == LIAR else said  # type: ignore[no-any-return]
+    def route(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes | None:
+        reply = handle(request)
+        return lie(decode(reply), fleet().node(LIAR)) if client == LIAR else reply  # type: ignore[no-any-return]
 
-    return way
-
-
-def changed(said: Envelope, code: Code, change: Callable[[Record], Record]) -> bytes:
-    return replace(said, records=tuple(change(each) if each.code == code else each for each in said.records)).encode()
+    return route
 
 
-def rewritten(**values: Any) -> Lie:
+def change_records(reply: Envelope, code: Code, change: Callable[[Record], Record]) -> bytes:
+    return replace(reply, records=tuple(change(each) if each.code == code else each for each in reply.records)).encode()
+
+
+def with_fields(**values: Any) -> Lie:
     """Of which some is other, with a checksum that fits."""
-    return lambda said, node: replace(said, **values).encode()
+    return lambda reply, node: replace(reply, **values).encode()
 
 
 def with_frame(at: int, code: str, value: Any) -> Lie:
@@ -52,24 +62,24 @@ def with_frame(at: int, code: str, value: Any) -> Lie:
         struct.pack_into("<" + code, data, at, value)
         return replace(each, data=sealed(bytes(data)))
 
-    return lambda said, node: changed(said, Code.SEND, change)
+    return lambda reply, node: change_records(reply, Code.SEND, change)
 
 
-def _with(said: Envelope, *more: Record) -> bytes:
-    return replace(said, records=(*said.records, *more)).encode()
+def _add_records(reply: Envelope, *more: Record) -> bytes:
+    return replace(reply, records=(*reply.records, *more)).encode()
 
 
-def flipped(said: Envelope, node: Node) -> bytes:
-    data = said.encode()
+def flipped(reply: Envelope, node: Node) -> bytes:
+    data = reply.encode()
     return data[:60] + bytes([data[60] ^ 4]) + data[61:]
 
 
-def enormous(said: Envelope, node: Node) -> bytes:
+def enormous(reply: Envelope, node: Node) -> bytes:
     """A length of 2⁶⁰ bytes."""
-    return said.encode()[:32] + struct.pack("<Q", 1 << 60) + said.encode()[40:]
+    return reply.encode()[:32] + struct.pack("<Q", 1 << 60) + reply.encode()[40:]
 
 
-def garbage(said: Envelope, node: Node) -> bytes:
+def garbage(reply: Envelope, node: Node) -> bytes:
     return bytes(range(256)) * 3
 
 
@@ -86,82 +96,84 @@ MESSAGES: dict[str, tuple[Lie, str]] = {
 }
 """Lies whose message alone is bad, and why they are left out."""
 REPLIES: dict[str, tuple[Lie, str]] = {
-    "nothing": (lambda said, node: None, "no reply within"),
+    "nothing": (lambda reply, node: None, "no reply within"),
     "garbage": (garbage, "MagicError"),
-    "cut": (lambda said, node: said.encode()[:-7], "TruncatedError"),
+    "cut": (lambda reply, node: reply.encode()[:-7], "TruncatedError"),
     "a flipped bit": (flipped, "ChecksumError"),
     "an enormous envelope": (enormous, "TruncatedError"),
-    "too little": (rewritten(records=()), "got something else"),
-    "a request": (rewritten(kind=Kind.REQUEST), "got a request"),
-    "another run": (rewritten(run=bytes(8)), "DigestError"),
-    "for another client": (rewritten(client=0), "SenderError"),
+    "too little": (with_fields(records=()), "got something else"),
+    "a request": (with_fields(kind=Kind.REQUEST), "got a request"),
+    "another run": (with_fields(run=bytes(8)), "DigestError"),
+    "for another client": (with_fields(client=0), "SenderError"),
     "an error of the engine": (
-        lambda said, node: refusal(said, Why.FAILED, "the process was killed"),
+        lambda reply, node: refusal(reply, Reason.FAILED, "the process was killed"),
         "refused, failed: the process was killed",
     ),
 }
 
 
-def escapes(said: Envelope, node: Node) -> bytes:
+def escapes(reply: Envelope, node: Node) -> bytes:
     """A refusal with escapes and lines of a log."""
-    return refusal(said, Why.FAILED, FORGED, 0)
+    return refusal(reply, Reason.FAILED, FORGED, 0)
 
 
-def two_answers_known(said: Envelope, node: Node) -> bytes:
-    return _with(said, Record(Code.ANSWERS_KNOWN, 0))
+def two_answers_known(reply: Envelope, node: Node) -> bytes:
+    return _add_records(reply, Record(Code.ANSWERS_KNOWN, 0))
 
 
-def many_records(said: Envelope, node: Node) -> bytes:
+def many_records(reply: Envelope, node: Node) -> bytes:
     """No more bytes than allowed, but 7 records, where at most 6 are."""
-    return replace(said, records=(Record(Code.ANSWERS_KNOWN, 0), *[Record(Code.TRAIN, 9)] * 6)).encode()
+    return replace(reply, records=(Record(Code.ANSWERS_KNOWN, 0), *[Record(Code.TRAIN, 9)] * 6)).encode()
 
 
-def one_record_more(said: Envelope, node: Node) -> bytes:
+def one_record_more(reply: Envelope, node: Node) -> bytes:
     """Than asked for, but as many as allowed: there is room for splits that are not measured."""
-    return _with(said, Record(Code.TRAIN, 9))
+    return _add_records(reply, Record(Code.TRAIN, 9))
 
 
-def very_many_records(said: Envelope, node: Node) -> bytes:
-    return _with(said, *[Record(Code.ANSWERS_KNOWN, 0)] * 300_000)
+def very_many_records(reply: Envelope, node: Node) -> bytes:
+    return _add_records(reply, *[Record(Code.ANSWERS_KNOWN, 0)] * 300_000)
 
 
-def records_of_flower(said: Envelope, node: Node) -> Any:
+def records_of_flower(reply: Envelope, node: Node) -> Any:
     """As many of Flower's own records as the gate lets through."""
     from flwr.app import ConfigRecord, RecordDict
 
-    return RecordDict({"pfedlms": ConfigRecord({"bytes": said.encode()})} | {f"{i}": ConfigRecord() for i in range(20)})
+    return RecordDict(
+        {"pfedlms": ConfigRecord({"bytes": reply.encode()})} | {f"{i}": ConfigRecord() for i in range(20)}
+    )
 
 
-def too_large(said: Envelope, node: Node) -> bytes:
+def too_large(reply: Envelope, node: Node) -> bytes:
     return bytes(16 << 20)
 
 
-def most_samples(said: Envelope, node: Node) -> bytes:
+def most_samples(reply: Envelope, node: Node) -> bytes:
     """As many test samples as the field can name, all of them predicted correctly."""
-    return changed(said, Code.MEASURED, lambda each: measured(Split(each.index), MOST, 0.0, MOST))
+    return change_records(reply, Code.MEASURED, lambda each: measurement_record(Split(each.index), MOST, 0.0, MOST))
 
 
-def large_loss(said: Envelope, node: Node) -> bytes:
-    return changed(said, Code.TRAIN, lambda each: trained(each.number, read_trained(each)[0], 1e308))
+def large_loss(reply: Envelope, node: Node) -> bytes:
+    return change_records(reply, Code.TRAIN, lambda each: training_record(each.number, read_training(each)[0], 1e308))
 
 
-def large_test_loss(said: Envelope, node: Node) -> bytes:
+def large_test_loss(reply: Envelope, node: Node) -> bytes:
     def change(each: Record) -> Record:
-        split, (correct, _, samples) = read_measured(each, percent=True)
-        return measured(split, correct, 1e308, samples)
+        split, (correct, _, samples) = read_measurement(each, percent=True)
+        return measurement_record(split, correct, 1e308, samples)
 
-    return changed(said, Code.MEASURED, change)
+    return change_records(reply, Code.MEASURED, change)
 
 
-def large_model(said: Envelope, node: Node) -> bytes:
+def large_model(reply: Envelope, node: Node) -> bytes:
     """A model of FedAvg whose entries are all 1e38: each is finite."""
     terms = node._terms
     up = terms.method.exchanges[0].up
 
     def change(each: Record) -> Record:
-        got = Intake(up, terms.digest, each.number, (said.client,)).accept(each.data)
+        got = Intake(up, terms.digest, each.number, (reply.client,)).accept(each.data)
         values = {"model": np.full_like(got.values["model"], 1e38)}
-        data = frame(up, values, round=each.number, sender=said.client, samples=got.samples, digest=terms.digest)
+        data = frame(up, values, round=each.number, sender=reply.client, samples=got.samples, digest=terms.digest)
         return replace(each, data=bytes(data))
 
-    return changed(said, Code.SEND, change)
+    return change_records(reply, Code.SEND, change)

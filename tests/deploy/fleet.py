@@ -26,7 +26,7 @@ class Killed(BaseException):
     """Nothing catches it: what is in memory is gone, what is on the disk stays."""
 
 
-def configured(method: str, out: Path | str = "", /, *, clients: int = CLIENTS, **chosen: Any) -> Config:
+def make_config(method: str, out: Path | str = "", /, *, clients: int = CLIENTS, **chosen: Any) -> Config:
     """Few steps on digits; keys by section, as `train={"rounds": 3}`."""
     tables = {
         "data": {"clients": clients},
@@ -40,7 +40,7 @@ def configured(method: str, out: Path | str = "", /, *, clients: int = CLIENTS, 
     return load_config(None, tables)
 
 
-Way = Callable[[int, bytes, Callable[[bytes], bytes]], bytes | None]
+Route = Callable[[int, bytes, Callable[[bytes], bytes]], bytes | None]
 """A client, a request to it, and what handles it; what arrives at the server."""
 
 
@@ -54,7 +54,7 @@ class Fleet:
 
     config: Config
     folder: Path
-    way: Way = lambda client, request, handle: handle(request)
+    route: Route = lambda client, request, handle: handle(request)
     fresh: bool = False
     before: Callable[[dict[int, bytes]], None] = lambda requests: None
     after: Callable[[dict[int, bytes]], None] = lambda requests: None
@@ -89,14 +89,14 @@ class Fleet:
     def send(self, requests: dict[int, bytes], timeout: float) -> dict[int, bytes]:
         self.before(requests)
         came = {
-            client: self.way(client, data, lambda given, client=client: self.handler(self.node(client))(given))
+            client: self.route(client, data, lambda given, client=client: self.handler(self.node(client))(given))
             for client, data in requests.items()
         }
         self.trips.append({client: (data, came[client]) for client, data in requests.items()})
         self.after(requests)
         return {client: data for client, data in came.items() if data is not None}
 
-    def carried(self, client: int = -1, away: range = range(0)) -> dict[str, int]:
+    def transport_bytes(self, client: int = -1, away: range = range(0)) -> dict[str, int]:
         """Bytes of all envelopes, without those of a client in the trips in which it was away."""
         pairs = [
             pair
@@ -107,7 +107,7 @@ class Fleet:
         return {"down": sum(len(down) for down, _ in pairs), "up": sum(len(up or b"") for _, up in pairs)}
 
 
-def served(config: Config, fleet: Fleet) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def serve_run(config: Config, fleet: Fleet) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Summary and metrics of a run on nodes."""
     summary = serve(config, fleet)
     return summary, RunDirectory(Path(config.run.out)).read_metrics()
@@ -116,14 +116,14 @@ def served(config: Config, fleet: Fleet) -> tuple[dict[str, Any], list[dict[str,
 def own_data() -> tuple[dict[str, str], dict[int, Any], tuple[int, ...]]:
     """Settings of the section [data] for nodes with data of their own, those data, and N_k, which the server does not
     know."""
-    source = prepare(configured("local")).data
+    source = prepare(make_config("local")).data
     named = {"dataset": "custom", "class_names": ",".join(map(str, range(10))), "sample_shape": "1x8x8"}
     halves = [source.train, source.test]
     own = {k: tuple((source.x[held[k]].numpy(), source.y[held[k]].numpy()) for held in halves) for k in range(CLIENTS)}
     return named, own, source.samples
 
 
-def alone(config: Config) -> Run:
+def simulate(config: Config) -> Run:
     """The same run in one process: a cohort a client."""
     return start_run(config.with_run(out=""))
 
@@ -141,7 +141,7 @@ class _Without:
         return tuple(k for k in range(CLIENTS) if k != self._client or not away)
 
 
-def alone_without(
+def simulate_without(
     config: Config, client: int, phases: range | None = None
 ) -> tuple[list[dict[str, Any]], Federation]:  # fmt: skip
     """The run in one process in which a client takes no part."""
@@ -152,7 +152,7 @@ def alone_without(
     return running.metrics, federation
 
 
-def plain(record: dict[str, Any]) -> dict[str, Any]:
+def comparable(record: dict[str, Any]) -> dict[str, Any]:
     """Without the time it took, and what only a run on nodes has."""
     return {key: value for key, value in record.items() if key not in ("seconds", "transport", "left_out", "weakened")}
 
@@ -160,9 +160,9 @@ def plain(record: dict[str, Any]) -> dict[str, Any]:
 def check_same_run(fleet: Fleet, config: Config | None = None) -> None:
     """Metrics and summary, and models, optimisers and what the method keeps: those of the run in one process."""
     config = config or fleet.config
-    directory, expected = RunDirectory(Path(config.run.out)), alone(config)
-    assert [plain(each) for each in directory.read_metrics()] == [plain(each) for each in expected.metrics]
-    assert plain(directory.read_summary() or {}) == plain(expected.summary)
+    directory, expected = RunDirectory(Path(config.run.out)), simulate(config)
+    assert [comparable(each) for each in directory.read_metrics()] == [comparable(each) for each in expected.metrics]
+    assert comparable(directory.read_summary() or {}) == comparable(expected.summary)
     check_states(fleet, expected.federation)
 
 

@@ -11,26 +11,26 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fleet import Fleet, configured, served
+from fleet import Fleet, make_config, serve_run
 
 from pfedlms.deploy.envelope import (
     ENVELOPE_BYTES,
     Code,
     Envelope,
     Kind,
+    Reason,
     Record,
     Split,
-    Why,
     decode,
-    measured,
-    read_measured,
-    read_trained,
-    reason,
+    measurement_record,
+    read_measurement,
+    read_training,
     refusal,
-    trained,
+    refusal_text,
+    training_record,
 )  # fmt: skip
-from pfedlms.deploy.ground import Ground
 from pfedlms.deploy.nodes import Nodes
+from pfedlms.deploy.run_setup import RunSetup
 from pfedlms.engine.server import Server
 from pfedlms.errors import DecodeError, KindError, MagicError, OversizedError, TruncatedError, VersionError, WireError
 
@@ -102,24 +102,27 @@ def test_errors_are_typed(data: bytes, error: type[WireError]) -> None:
 
 
 def test_numbers_of_a_reply_are_checked() -> None:
-    assert read_trained(trained(1, 7, 0.5)) == (7, 0.5)
-    assert read_measured(measured(Split.TEST, 3, 1.5, 4), percent=True) == (Split.TEST, (3, 1.5, 4))
-    assert read_measured(measured(Split.SHARED, -2.5, 1.5, 4), percent=False) == (Split.SHARED, (-2.5, 1.5, 4))
+    assert read_training(training_record(1, 7, 0.5)) == (7, 0.5)
+    assert read_measurement(measurement_record(Split.TEST, 3, 1.5, 4), percent=True) == (Split.TEST, (3, 1.5, 4))
+    assert read_measurement(measurement_record(Split.SHARED, -2.5, 1.5, 4), percent=False) == (
+        Split.SHARED,
+        (-2.5, 1.5, 4),
+    )
     for samples, loss in ((0, 1.0), (3, float("inf"))):
         with pytest.raises(DecodeError):
-            read_trained(trained(1, samples, loss))
+            read_training(training_record(1, samples, loss))
     for correct, loss in ((5, 1.0), (-1, 1.0), (2.5, 1.0), (float("nan"), 1.0), (2, float("nan"))):
         with pytest.raises(DecodeError):
-            read_measured(measured(Split.TEST, correct, loss, 4), percent=True)
+            read_measurement(measurement_record(Split.TEST, correct, loss, 4), percent=True)
     for record in (Record(Code.TRAIN, data=b"1"), Record(Code.MEASURED, index=9, data=bytes(20))):
         with pytest.raises(DecodeError):
-            (read_trained if record.code == Code.TRAIN else lambda each: read_measured(each, True))(record)
+            (read_training if record.code == Code.TRAIN else lambda each: read_measurement(each, True))(record)
 
 
 def test_a_refusal_says_why_in_words() -> None:
-    refused, heard = decode(refusal(SOME, Why.ORDER, "é" * 5000, answers_known=4)).records
-    assert reason(refused).startswith("order: éé")
-    assert len(reason(refused)) < 2000
+    refused, heard = decode(refusal(SOME, Reason.ORDER, "é" * 5000, answers_known=4)).records
+    assert refusal_text(refused).startswith("order: éé")
+    assert len(refusal_text(refused)) < 2000
     assert heard == Record(Code.ANSWERS_KNOWN, 4)
 
 
@@ -141,9 +144,9 @@ def test_a_length_allocates_nothing() -> None:
 def test_whatever_is_changed_is_an_error_or_a_refusal(method: str, tmp_path: Path) -> None:
     """Of envelopes, of requests as a node sees them, and of replies as the server does."""
     random_ = random.Random(5)
-    config = configured(method, tmp_path / "run", train={"rounds": 2})
+    config = make_config(method, tmp_path / "run", train={"rounds": 2})
     fleet = Fleet(config, tmp_path / "nodes")
-    served(config, fleet)
+    serve_run(config, fleet)
     pairs = [trip[1] for trip in fleet.trips]
     refused = errors = 0
     with Fleet(config, tmp_path / "other").node(1) as node:
@@ -152,12 +155,12 @@ def test_whatever_is_changed_is_an_error_or_a_refusal(method: str, tmp_path: Pat
             assert said.kind == Kind.REPLY
             refused += said.records[0].code == Code.REFUSED
     assert refused > 1300
-    ground = Ground(config)
-    server = Server(ground.terms)
+    setup = RunSetup(config)
+    server = Server(setup.terms)
     state = replace(server.begin(), ask_ahead=True)
     (_, reply), came = pairs[0], {}
     assert reply is not None
-    nodes = Nodes(ground, SimpleNamespace(send=lambda requests, timeout: {1: came["now"]}))
+    nodes = Nodes(setup, SimpleNamespace(send=lambda requests, timeout: {1: came["now"]}))
     for _ in range(2000):
         inbox = server.inbox(state, server.outbox(state))
         came["now"] = mutated(reply, random_)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fleet import Fleet, Killed, check_same_run, configured, served
+from fleet import Fleet, Killed, check_same_run, make_config, serve_run
 
 from pfedlms import files
 from pfedlms.deploy import Node, serve
@@ -40,7 +40,7 @@ def test_a_node_killed_in_every_request(
 
     kills = []
 
-    def way(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes | None:
+    def route(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes | None:
         if client != 1:
             return handle(request)
         armed["now"] = at in ("write", "fsync", "replace")
@@ -59,13 +59,13 @@ def test_a_node_killed_in_every_request(
             return again
         return said
 
-    config = configured(method, tmp_path / "run")
-    fleet = Fleet(config, tmp_path / "nodes", way)
+    config = make_config(method, tmp_path / "run")
+    fleet = Fleet(config, tmp_path / "nodes", route)
     monkeypatch.setattr(files.os, "fsync", dying(os.fsync) if at == "fsync" else os.fsync)
     monkeypatch.setattr(files.os, "replace", dying(os.replace) if at == "replace" else os.replace)
     if at == "write":
         monkeypatch.setattr(torch, "save", dying(torch.save))
-    served(config, fleet)
+    serve_run(config, fleet)
     assert len(kills) == len(fleet.trips)
     check_same_run(fleet)
 
@@ -73,9 +73,9 @@ def test_a_node_killed_in_every_request(
 def test_kill_9_in_the_middle_of_a_write(tmp_path: Path) -> None:
     """A process of its own that ends itself at each file operation of the handler: what is left is the state before the
     request or the one after it, and the answer to the request is the same."""
-    config = configured("sketchvote", tmp_path / "run")
+    config = make_config("sketchvote", tmp_path / "run")
     fleet = Fleet(config, tmp_path / "nodes")
-    served(config, fleet)
+    serve_run(config, fleet)
     requests = [trip[2] for trip in fleet.trips]
     ends = set()
     for moment in range(0, 60, 9):
@@ -120,11 +120,11 @@ def test_killed_in_the_last_trip_and_prolonged(tmp_path: Path) -> None:
         if len(fleet.trips) == 4:
             raise Killed
 
-    fleet = Fleet(configured("sketchvote", tmp_path / "run"), tmp_path / "nodes", after=after)
+    fleet = Fleet(make_config("sketchvote", tmp_path / "run"), tmp_path / "nodes", after=after)
     with pytest.raises(Killed):
         serve(fleet.config, fleet)
-    longer = configured("sketchvote", tmp_path / "run", train={"rounds": 5})
-    served(longer, fleet)
+    longer = make_config("sketchvote", tmp_path / "run", train={"rounds": 5})
+    serve_run(longer, fleet)
     assert fleet.trips[3] == fleet.trips[4]
     check_same_run(fleet, longer)
 
@@ -136,7 +136,7 @@ def test_a_server_killed_in_every_trip(
 ) -> None:  # fmt: skip
     """Before requests leave, after replies came, while a checkpoint is written, and once it is: started again, it sends
     what it had sent, nodes reply what they had replied, and nothing counts twice."""
-    config = configured(method, tmp_path / "run", train={"participation": 0.75})
+    config = make_config(method, tmp_path / "run", train={"participation": 0.75})
     seen: set[Any] = set()
     saves: list[Any] = []
     replace = os.replace
@@ -176,7 +176,7 @@ def test_a_server_killed_in_every_trip(
 )
 def test_a_server_asked_to_stop(number: int, end: type[BaseException], code: int | None, tmp_path: Path) -> None:
     """In the middle of each trip, and twice in the second: its summary says so, and it goes on."""
-    config = configured("pfedlms", tmp_path / "run")
+    config = make_config("pfedlms", tmp_path / "run")
     said: list[str] = []
 
     def after(requests: dict[int, bytes]) -> None:
@@ -207,7 +207,7 @@ def test_a_server_asked_to_stop(number: int, end: type[BaseException], code: int
 
 
 def test_who_handles_signals_is_still_asked(tmp_path: Path) -> None:
-    config = configured("fedavg", tmp_path / "run")
+    config = make_config("fedavg", tmp_path / "run")
     asked: list[int] = []
     fleet = Fleet(config, tmp_path / "nodes", before=lambda requests: signal.raise_signal(signal.SIGTERM))
     before = signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pfedlms.deploy.envelope import ENVELOPE_BYTES, RECORD_BYTES, Why
+from pfedlms.deploy.envelope import ENVELOPE_BYTES, RECORD_BYTES, Reason
 
 PAGE = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
 
@@ -23,6 +23,6 @@ def test_the_example_runs(tmp_path: Path) -> None:
 
 def test_the_page_has_every_reason_and_the_right_sizes() -> None:
     assert re.findall(r"^\| `(\w+)` \| ", PAGE.split("| a node refuses |")[1], re.MULTILINE) == [
-        each.name.lower() for each in Why
+        each.name.lower() for each in Reason
     ]
     assert f"adds {ENVELOPE_BYTES} bytes and {RECORD_BYTES} for each" in PAGE

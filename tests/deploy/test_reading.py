@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleet import CLIENTS, Fleet, Killed, configured, own_data, served
+from fleet import CLIENTS, Fleet, Killed, make_config, own_data, serve_run
 
 import pfedlms
 from pfedlms.cli import main
@@ -27,12 +27,12 @@ AGAIN = "start the server again (./run.sh)"
 def broken_off(config: Config, folder: Path, trips: int, data: dict[int, Any] | None = None) -> Fleet:
     """A run of which so many trips are kept."""
 
-    def way(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes | None:
+    def route(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes | None:
         if len(fleet.trips) == trips:
             raise Killed
         return handle(request)
 
-    fleet = Fleet(config, folder, way, data=data or {})
+    fleet = Fleet(config, folder, route, data=data or {})
     with pytest.raises(Killed):
         serve(config, fleet)
     return fleet
@@ -43,7 +43,7 @@ def begun(request: pytest.FixtureRequest, tmp_path: Path) -> Fleet:
     """Three trips of a run in `run`."""
     method, own = request.param
     data, held, _ = own_data() if own else ({}, {}, ())
-    return broken_off(configured(method, tmp_path / "run", data=data), tmp_path / "nodes", 3, held)
+    return broken_off(make_config(method, tmp_path / "run", data=data), tmp_path / "nodes", 3, held)
 
 
 def test_a_run_that_goes_on_is_shown_so_far(begun: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +68,7 @@ def test_before_the_first_trip(own: bool, tmp_path: Path, capsys: pytest.Capture
     nobody goes on with it as with a simulation."""
     out = tmp_path / "run"
     data, held, _ = own_data() if own else ({}, {}, ())
-    broken_off(configured("pfedlms", out, data=data), tmp_path / "nodes", 0, held)
+    broken_off(make_config("pfedlms", out, data=data), tmp_path / "nodes", 0, held)
     assert not (out / "checkpoint.pt").exists()
     assert main(["show", str(out), "--clients", "--data-dir", str(tmp_path)]) == 0
     said = capsys.readouterr()
@@ -90,8 +90,8 @@ def test_models_are_not_exported(begun: Fleet, tmp_path: Path, capsys: pytest.Ca
             assert len(said.splitlines()) == 1
         with pytest.raises(UsageError, match="models are on the nodes"):
             pfedlms.export(out, file)
-        begun.way = lambda client, request, handle: handle(request)
-        assert served(begun.config, begun)[0]["status"] == "finished"
+        begun.route = lambda client, request, handle: handle(request)
+        assert serve_run(begun.config, begun)[0]["status"] == "finished"
 
 
 def test_only_its_server_goes_on(
@@ -122,9 +122,9 @@ def test_samples_are_what_nodes_reported_and_none_of_who_was_never_drawn(
 ) -> None:
     data, held, samples = own_data()
     out = tmp_path / "run"
-    config = configured("fedavg", out, data=data, train={"participation": 0.25, "rounds": 2})
+    config = make_config("fedavg", out, data=data, train={"participation": 0.25, "rounds": 2})
     fleet = Fleet(config, tmp_path / "nodes", data=held)
-    served(config, fleet)
+    serve_run(config, fleet)
     # The last trip asks how those do who were away, and is no part of the run.
     asked = {client for trip in fleet.trips[:-1] for client in trip}
     assert len(asked) < CLIENTS
@@ -136,8 +136,8 @@ def test_samples_are_what_nodes_reported_and_none_of_who_was_never_drawn(
 def test_a_finished_run_has_a_page_and_its_best_models_are_not_offered(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = configured("fedavg", tmp_path / "run", data={"validation": 0.2}, train={"patience": 3})
-    served(config, Fleet(config, tmp_path / "nodes"))
+    config = make_config("fedavg", tmp_path / "run", data={"validation": 0.2}, train={"patience": 3})
+    serve_run(config, Fleet(config, tmp_path / "nodes"))
     assert main(["show", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().err
     assert "V-acc was highest" in said
@@ -148,8 +148,8 @@ def test_a_finished_run_has_a_page_and_its_best_models_are_not_offered(
 
 def test_a_simulation_is_none(tmp_path: Path) -> None:
     """And stays one, though a server tries to go on with it."""
-    config = configured("fedavg", tmp_path / "run")
-    start_run(config)
+    config = make_config("fedavg", tmp_path / "run")
+    begin(config)
     with pytest.raises(RunDirectoryError, match="does not fit"):
         serve(config, Fleet(config, tmp_path / "nodes"))
     assert not RunDirectory(tmp_path / "run").on_nodes
@@ -171,11 +171,11 @@ def test_brackets_are_printed_as_they_are(tmp_path: Path, capsys: pytest.Capture
 def test_a_log_has_a_line_a_round(every: int, tmp_path: Path) -> None:
     """Client 2 is away in the trip of round 2."""
 
-    def way(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes | None:
+    def route(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes | None:
         return None if client == 2 and len(fleet.trips) == 2 else handle(request)
 
-    config = configured("sketchvote", tmp_path / "run", run={"evaluate_every": every, "timeout": 7.0})
-    fleet, lines = Fleet(config, tmp_path / "nodes", way), list[str]()
+    config = make_config("sketchvote", tmp_path / "run", run={"evaluate_every": every, "timeout": 7.0})
+    fleet, lines = Fleet(config, tmp_path / "nodes", route), list[str]()
     summary = serve(config, fleet, [RoundLog(lines.append)])
     assert lines[0] == "pfedlms: sketchvote on digits, 3 rounds"
     assert lines[-1].startswith("pfedlms: sketchvote on digits, 4 clients, 3 rounds: P-acc ")

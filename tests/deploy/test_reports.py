@@ -7,12 +7,19 @@ from typing import Any
 
 import false_replies as lies
 import pytest
-from false_replies import LIAR, MOST, Lie, lying
-from fleet import CLIENTS, Fleet, configured, own_data, served
+from false_replies import LIAR, MOST, Lie, lying_route
+from fleet import CLIENTS, Fleet, make_config, own_data, serve_run
 
 from pfedlms.deploy import Node
-from pfedlms.deploy.envelope import Envelope, decode, measured, read_measured, read_trained, trained
-from pfedlms.deploy.nodes import Reported, unlike_others
+from pfedlms.deploy.envelope import (
+    Envelope,
+    decode,
+    measurement_record,
+    read_measurement,
+    read_training,
+    training_record,
+)
+from pfedlms.deploy.nodes import Report, unusual_changes
 from pfedlms.engine.transport import Code, Record, Split
 from pfedlms.experiment.config import Config
 
@@ -20,7 +27,7 @@ from pfedlms.experiment.config import Config
 def played(config: Config, fleet: Fleet) -> list[dict[str, Any]]:
     """Metrics of a run with a liar; every number in its files is finite."""
     with pytest.warns(UserWarning, match=f"client {LIAR} is left out"):
-        summary, metrics = served(config, fleet)
+        summary, metrics = serve_run(config, fleet)
     assert summary["status"] == "finished"
     for name in ("metrics.jsonl", "summary.json"):
         text = (Path(config.run.out) / name).read_text()
@@ -40,8 +47,8 @@ def played(config: Config, fleet: Fleet) -> list[dict[str, Any]]:
 )
 def test_a_report_beyond_what_can_be_leaves_its_sender_out(lie: Lie, said: str, known: bool, tmp_path: Path) -> None:
     named, own, _ = own_data()
-    config = configured("fedavg", tmp_path / "run", data={} if known else named)
-    fleet = Fleet(config, tmp_path / "nodes", lying(lie, lambda: fleet), data={} if known else own)
+    config = make_config("fedavg", tmp_path / "run", data={} if known else named)
+    fleet = Fleet(config, tmp_path / "nodes", lying_route(lie, lambda: fleet), data={} if known else own)
     metrics = played(config, fleet)
     honest = [client for client in range(CLIENTS) if client != LIAR]
     assert [each["round"] for each in metrics] == [1, 2, 3]
@@ -52,7 +59,7 @@ def test_a_report_beyond_what_can_be_leaves_its_sender_out(lie: Lie, said: str, 
     # By hand, from what the honest nodes reported last.
     last = [next(trip[client][1] for trip in reversed(fleet.trips) if client in trip) for client in honest]
     found = [
-        read_measured(each, percent=True)[1]
+        read_measurement(each, percent=True)[1]
         for data in last
         for each in decode(data or b"").records
         if each.code == Code.MEASURED and each.index == Split.TEST
@@ -64,18 +71,18 @@ def test_a_report_beyond_what_can_be_leaves_its_sender_out(lie: Lie, said: str, 
 def test_a_count_that_changes_during_the_run_leaves_its_sender_out(tmp_path: Path) -> None:
     """Where the server does not know the split, a node's first count is what it is held to."""
     named, own, _ = own_data()
-    config = configured("fedavg", tmp_path / "run", data=named)
+    config = make_config("fedavg", tmp_path / "run", data=named)
     trips: list[int] = []
 
     def one_more(said: Envelope, node: object) -> bytes:
         def change(each: Record) -> Record:
-            split, (correct, loss, samples) = read_measured(each, percent=True)
+            split, (correct, loss, samples) = read_measurement(each, percent=True)
             trips.extend([1] * (split == Split.TEST))
-            return measured(split, correct, loss, samples + (len(trips) > 1)) if split == Split.TEST else each
+            return measurement_record(split, correct, loss, samples + (len(trips) > 1)) if split == Split.TEST else each
 
-        return lies.changed(said, Code.MEASURED, change)
+        return lies.change_records(said, Code.MEASURED, change)
 
-    fleet = Fleet(config, tmp_path / "nodes", lying(one_more, lambda: fleet), data=own)
+    fleet = Fleet(config, tmp_path / "nodes", lying_route(one_more, lambda: fleet), data=own)
     metrics = played(config, fleet)
     count = len(own[LIAR][1][1])
     assert str(LIAR) not in metrics[0]["left_out"]
@@ -84,9 +91,9 @@ def test_a_count_that_changes_during_the_run_leaves_its_sender_out(tmp_path: Pat
 
 def test_a_model_of_1e38_leaves_its_sender_out(tmp_path: Path) -> None:
     """Finite in every entry and valid as a message. Without `train.max_scale` the mean of all is of its size."""
-    config = configured("fedavg", tmp_path / "run", train={"max_scale": 100.0}, run={"quorum": 0.5})
+    config = make_config("fedavg", tmp_path / "run", train={"max_scale": 100.0}, run={"quorum": 0.5})
 
-    fleet = Fleet(config, tmp_path / "nodes", lying(lies.large_model, lambda: fleet))
+    fleet = Fleet(config, tmp_path / "nodes", lying_route(lies.large_model, lambda: fleet))
     metrics = played(config, fleet)
     assert [each["round"] for each in metrics] == [1, 2, 3]
     for each in metrics:
@@ -100,20 +107,20 @@ def test_changes_that_no_other_report_has_are_warned_of_and_named(tmp_path: Path
     """From the first round on the liar reports a hundred times its loss and half its samples. Where nodes have data of
     their own nobody can check that, so it is believed."""
     named, own, samples = own_data()
-    config = configured("fedavg", tmp_path / "run", data=named)
+    config = make_config("fedavg", tmp_path / "run", data=named)
 
     def more(each: Record) -> Record:
-        samples, loss = read_trained(each)
-        return trained(each.number, samples, 100 * loss)
+        samples, loss = read_training(each)
+        return training_record(each.number, samples, 100 * loss)
 
     def change(said: Envelope, node: Node) -> bytes:
         node.samples = samples[LIAR] // 2  # in all that it sends from the next trip on
-        return said.encode() if said.trip < 1 else lies.changed(said, Code.TRAIN, more)
+        return said.encode() if said.trip < 1 else lies.change_records(said, Code.TRAIN, more)
 
-    fleet = Fleet(config, tmp_path / "nodes", lying(change, lambda: fleet), data=own)
+    fleet = Fleet(config, tmp_path / "nodes", lying_route(change, lambda: fleet), data=own)
     text = rf"client {LIAR} reports {samples[LIAR] // 2} training samples, {samples[LIAR]} before and a loss of "
     with pytest.warns(UserWarning, match=text) as found:
-        served(config, fleet)
+        serve_run(config, fleet)
     assert {int(str(each.message).split("client ")[1].split()[0]) for each in found} == {LIAR}
 
 
@@ -128,5 +135,5 @@ def test_changes_that_no_other_report_has_are_warned_of_and_named(tmp_path: Path
     ids=["all alike", "loss", "accuracy", "samples"],
 )
 def test_what_counts_as_a_jump(now: list[tuple[int, float, float]], named: dict[int, str]) -> None:
-    before = dict.fromkeys(range(3), Reported(9, 2.5, 50.0))
-    assert unlike_others(before, {client: Reported(*each) for client, each in enumerate(now)}) == named
+    before = dict.fromkeys(range(3), Report(9, 2.5, 50.0))
+    assert unusual_changes(before, {client: Report(*each) for client, each in enumerate(now)}) == named

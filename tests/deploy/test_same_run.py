@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fleet import CLIENTS, Fleet, alone, check_same_run, check_states, configured, own_data, plain, served
+from fleet import CLIENTS, Fleet, check_same_run, check_states, comparable, make_config, own_data, serve_run, simulate
 
 from pfedlms.deploy import Node
 from pfedlms.errors import UsageError
@@ -28,17 +28,17 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 def check(config: Any, tmp_path: Path, fresh: bool = False) -> Fleet:
     fleet = Fleet(config, tmp_path / "nodes", fresh=fresh)
-    summary, metrics = served(config, fleet)
+    summary, metrics = serve_run(config, fleet)
     check_same_run(fleet)
     assert all(each["left_out"] == {} for each in metrics)
     if config.train.participation == 1:
-        assert summary["transport"] == fleet.carried()
+        assert summary["transport"] == fleet.transport_bytes()
     return fleet
 
 
 @pytest.mark.parametrize(("method", "settings"), CASES)
 def test_every_method(method: str, settings: dict[str, Any], tmp_path: Path) -> None:
-    fleet = check(configured(method, tmp_path / "run", method=settings, train={"momentum": 0.5}), tmp_path)
+    fleet = check(make_config(method, tmp_path / "run", method=settings, train={"momentum": 0.5}), tmp_path)
     exchanges = len(fleet.node(0)._method.exchanges)
     assert len(fleet.trips) == 1 + 3 * max(1, exchanges)  # the start, and a trip an exchange
 
@@ -53,19 +53,19 @@ def test_every_method(method: str, settings: dict[str, Any], tmp_path: Path) -> 
 def test_some_of_the_clients(method: str, settings: dict[str, Any], share: float, tmp_path: Path) -> None:
     """Who was away is caught up, and who is away at the end is measured on copies: `everyone` of the summary."""
     chosen = {"participation": share, "rounds": 7, "momentum": 0.5}
-    config = configured(method, tmp_path / "run", clients=6, method=settings, train=chosen)
+    config = make_config(method, tmp_path / "run", clients=6, method=settings, train=chosen)
     check(config, tmp_path)
 
 
 def test_epochs_and_uniform_weights_on_nodes(tmp_path: Path) -> None:
     """A node knows its own number of steps; stacked clients take as many as the largest of them."""
     chosen = {"participation": 0.5, "rounds": 4, "local_epochs": 0.5, "weights": "uniform"}
-    check(configured("scaffold", tmp_path / "run", clients=6, train=chosen), tmp_path)
+    check(make_config("scaffold", tmp_path / "run", clients=6, train=chosen), tmp_path)
 
 
 @pytest.mark.parametrize("method", ["pfedlms", "sketchvote", "fedavg"])
 def test_a_process_a_message(method: str, tmp_path: Path) -> None:
-    check(configured(method, tmp_path / "run", data={"validation": 0.2}), tmp_path, fresh=True)
+    check(make_config(method, tmp_path / "run", data={"validation": 0.2}), tmp_path, fresh=True)
 
 
 @pytest.mark.filterwarnings("ignore:.*weighs less")
@@ -73,20 +73,20 @@ def test_a_process_a_message(method: str, tmp_path: Path) -> None:
 def test_other_settings(method: str, tmp_path: Path) -> None:
     """Evaluation every other round, AdamW, a limit of weights that bites."""
     train = {"optimizer": "adamw", "learning_rate": 0.002, "rounds": 5, "max_weight": 0.26}
-    config = configured(method, tmp_path / "run", train=train, run={"evaluate_every": 2})
+    config = make_config(method, tmp_path / "run", train=train, run={"evaluate_every": 2})
     check(config, tmp_path)
-    free = alone(configured(method, train={**train, "max_weight": 1.0}, run={"evaluate_every": 2}))
-    assert free.metrics[-1]["test_loss"] != alone(config).metrics[-1]["test_loss"]
+    free = simulate(make_config(method, train={**train, "max_weight": 1.0}, run={"evaluate_every": 2}))
+    assert free.metrics[-1]["test_loss"] != simulate(config).metrics[-1]["test_loss"]
 
 
 def test_a_run_that_is_prolonged(tmp_path: Path) -> None:
     """Two rounds, then three more: as five at once, but for the messages that the first end did not ask for."""
     for method in ("sketchvote", "pfedlms", "obda"):
         folder = tmp_path / method
-        fleet = Fleet(configured(method, folder / "run", train={"rounds": 2}), folder / "nodes")
-        served(fleet.config, fleet)
-        longer = configured(method, folder / "run", train={"rounds": 5})
-        served(longer, fleet)
+        fleet = Fleet(make_config(method, folder / "run", train={"rounds": 2}), folder / "nodes")
+        serve_run(fleet.config, fleet)
+        longer = make_config(method, folder / "run", train={"rounds": 5})
+        serve_run(longer, fleet)
         check_same_run(fleet, longer)
         assert len(fleet.trips) == 1 + 5 * len(fleet.node(0)._method.exchanges) + 1
         assert len(fleet.trips[0]) == CLIENTS
@@ -98,11 +98,11 @@ def test_data_of_the_nodes_own_are_read_by_name(tmp_path: Path) -> None:
     names = [f"class {number}" for number in range(10)]
     named = {client: tuple((x, [names[label] for label in y]) for x, y in own) for client, own in pairs.items()}
     for method in ("pfedlms", "sketchvote", "fedproto"):
-        config = configured(method, tmp_path / method, data={**data, "class_names": ", ".join(names)})
+        config = make_config(method, tmp_path / method, data={**data, "class_names": ", ".join(names)})
         fleet = Fleet(config, tmp_path / "nodes", data=named)
-        summary, metrics = served(config, fleet)
-        expected = start_run(config.with_run(out=""), Problem(list(pairs.values())))
-        assert [plain(each) for each in metrics] == [plain(each) for each in expected.metrics]
+        summary, metrics = serve_run(config, fleet)
+        expected = begin(config.with_run(out=""), Problem(list(pairs.values())))
+        assert [comparable(each) for each in metrics] == [comparable(each) for each in expected.metrics]
         check_states(fleet, expected.federation)
         assert summary["classes"] == names
 
@@ -112,10 +112,10 @@ def test_ends_that_number_classes_differently_have_another_digest(tmp_path: Path
     runs = set()
     for order in ("a,b,c", "b,a,c", "a,b,d"):
         data = {"dataset": "custom", "class_names": order, "sample_shape": "3"}
-        with Node(configured("fedavg", data=data), 0, tmp_path, held) as node:
+        with Node(make_config("fedavg", data=data), 0, tmp_path, held) as node:
             runs.add(node.run)
             place = {name: number for number, name in enumerate(order.split(","))}
-            assert sorted(node._data.y.tolist()) == sorted(place[name] for name in held[1])
+            assert sorted(node._client._data.y.tolist()) == sorted(place[name] for name in held[1])
     assert len(runs) == 3
 
 
@@ -130,10 +130,12 @@ def test_data_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         (None, "every node needs data of its own"),
     ]:
         with pytest.raises(UsageError, match=re.escape(said)):
-            Node(configured("fedavg", data=data), 0, tmp_path, own)
+            Node(make_config("fedavg", data=data), 0, tmp_path, own)
     with pytest.raises(UsageError, match=r"data\.class_names: got 'a', .*\ndata\.sample_shape: got '3x', "):
-        Node(configured("fedavg", data={**data, "class_names": "a", "sample_shape": "3x"}), 0, tmp_path, (x, ["a"] * 4))
+        Node(
+            make_config("fedavg", data={**data, "class_names": "a", "sample_shape": "3x"}), 0, tmp_path, (x, ["a"] * 4)
+        )
     with pytest.raises(UsageError, match="partitioned over all nodes"):
-        Node(configured("fedavg"), 0, tmp_path, (x, ["a"] * 4))
+        Node(make_config("fedavg"), 0, tmp_path, (x, ["a"] * 4))
     with pytest.raises(IndexError, match="client: got 4"):
-        Node(configured("fedavg"), 4, tmp_path)
+        Node(make_config("fedavg"), 4, tmp_path)

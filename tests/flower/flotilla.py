@@ -16,15 +16,15 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from fleet import alone, plain
+from fleet import comparable, simulate
 
 from pfedlms.deploy import Node
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.store import RunDirectory
 from pfedlms.flower.approval import approve
 from pfedlms.flower.approval import run_config as read_run_config
-from pfedlms.flower.check import listening
-from pfedlms.flower.config import configured
+from pfedlms.flower.check import listening_addresses
+from pfedlms.flower.config import run_settings
 from pfedlms.flower.folder import write_folder
 
 needs_flower = pytest.mark.skipif(find_spec("flwr") is None, reason="Flower is not installed (extra: flower)")
@@ -56,7 +56,7 @@ def free_port() -> int:
         return int(bound.getsockname()[1])
 
 
-def until(fact: Callable[[], object], seconds: float, what: str) -> None:
+def wait_until(fact: Callable[[], object], seconds: float, what: str) -> None:
     """PFEDLMS_TEST_PATIENCE multiplies all limits, for a machine that others use at the same time."""
     end = time.monotonic() + seconds * float(os.environ.get("PFEDLMS_TEST_PATIENCE", 1))
     while not fact():
@@ -96,7 +96,7 @@ class Flotilla:
                 stdin=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
 
-    def said(self, name: str) -> str:
+    def log_text(self, name: str) -> str:
         file = self.folder / f"{name}.log"
         return file.read_text(errors="replace") if file.exists() else ""
 
@@ -105,14 +105,14 @@ class Flotilla:
         self.server()
         self.call("./register.sh")
         self.start("gate", "./gate.sh")
-        until(lambda: listening(self.port), 60, "the gate listens")
+        wait_until(lambda: listening_addresses(self.port), 60, "the gate listens")
         for number in range(nodes):
             self.node(number)
         return self
 
     def server(self) -> None:
         self.start("superlink", "./superlink.sh")
-        until(lambda: listening(self.link_port), 120, "the server listens")
+        wait_until(lambda: listening_addresses(self.link_port), 120, "the server listens")
 
     def approve(self, *settings: str) -> None:
         """As the owner of all nodes does it."""
@@ -134,9 +134,9 @@ class Flotilla:
         own = {port: str(free_port()) for port in ports}
         self.start(name, *command, RAY_USAGE_STATS_ENABLED="0", **(own if simulated else {}))
 
-    def finished(self, name: str = "run", seconds: float = 400) -> str:
-        until(lambda: self.started[name].poll() is not None, seconds, name)
-        return self.said(name)
+    def wait_for_end(self, name: str = "run", seconds: float = 400) -> str:
+        wait_until(lambda: self.started[name].poll() is not None, seconds, name)
+        return self.log_text(name)
 
     def kill(self, name: str) -> None:
         """At once, it and all it has started: -9."""
@@ -155,23 +155,23 @@ class Flotilla:
             except ProcessLookupError:
                 continue
         process.wait(seconds)
-        until(lambda: not any(map(alive, everything)), seconds, f"the end of {name}")
+        wait_until(lambda: not any(map(alive, everything)), seconds, f"the end of {name}")
 
     def __enter__(self) -> Flotilla:
         return self
 
     def __exit__(self, *_: object) -> None:
         for _ in range(5):
-            for pid in sorted(belonging(self.home)):  # what starts others first
+            for pid in sorted(processes_of(self.home)):  # what starts others first
                 kill(pid)
         for process in self.started.values():
             for pid in [process.pid, *children(process.pid)]:  # nginx hides its environment
                 kill(pid)
             process.wait()
-        assert not belonging(self.home)
+        assert not processes_of(self.home)
 
     def config(self, **chosen: object) -> Config:
-        return configured(self.app / "pfedlms.toml", chosen)[0]
+        return run_settings(self.app / "pfedlms.toml", chosen)[0]
 
 
 class Memory:
@@ -195,7 +195,7 @@ class Memory:
     def _watch(self) -> None:
         gate = self._flotilla.started["gate"].pid  # nginx hides its environment
         while not self._ended.wait(0.5):
-            for pid in [gate, *children(gate), *belonging(self._flotilla.home)]:
+            for pid in [gate, *children(gate), *processes_of(self._flotilla.home)]:
                 try:
                     line = Path(f"/proc/{pid}/cmdline").read_bytes().decode()
                     size = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 2**20
@@ -214,11 +214,11 @@ def check(flotilla: Flotilla, chosen: dict[str, Any], state: str = "state") -> l
     """Metrics, summary and every node's model: those of the run in one process."""
     config = flotilla.config(**chosen)
     directory = RunDirectory(Path(config.run.out))
-    metrics, expected = directory.read_metrics(), alone(config.with_run(out=""))
-    assert [plain(each) for each in metrics] == [plain(each) for each in expected.metrics]
+    metrics, expected = directory.read_metrics(), simulate(config.with_run(out=""))
+    assert [comparable(each) for each in metrics] == [comparable(each) for each in expected.metrics]
     summary = directory.read_summary()
     assert summary is not None
-    assert plain(summary) == plain(expected.summary)
+    assert comparable(summary) == comparable(expected.summary)
     assert all(each["left_out"] == {} for each in metrics)
     for client, model in enumerate(expected.models):
         with Node(config, client, flotilla.folder / state.format(client)) as node:
@@ -233,7 +233,7 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return
-    until(lambda: not alive(pid), 10, f"the end of {pid}")
+    wait_until(lambda: not alive(pid), 10, f"the end of {pid}")
 
 
 def alive(pid: int) -> bool:
@@ -252,7 +252,7 @@ def children(pid: int) -> list[int]:
     return [each for child in own for each in [*children(child), child]]
 
 
-def belonging(home: str) -> list[int]:
+def processes_of(home: str) -> list[int]:
     """Processes whose FLWR_HOME this is."""
     mark, found = f"FLWR_HOME={home}".encode(), []
     for folder in Path("/proc").iterdir():

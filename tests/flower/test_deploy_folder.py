@@ -27,8 +27,8 @@ from pfedlms.errors import ConfigError, UsageError
 from pfedlms.experiment.config import load_config
 from pfedlms.flower import approval, gate
 from pfedlms.flower.check import check
-from pfedlms.flower.config import FlowerSection, NodeSection, configured, seated
-from pfedlms.flower.folder import pyproject, upgrade, write_folder
+from pfedlms.flower.config import FlowerSection, NodeSection, node_settings, run_settings
+from pfedlms.flower.folder import render_pyproject, upgrade, write_folder
 from pfedlms.flower.signing import private_key, public_key
 from pfedlms.methods import METHODS
 
@@ -45,7 +45,7 @@ def call(folder: Path, *command: str, **more: Any) -> subprocess.CompletedProces
 
 
 def declared() -> dict[str, Any]:
-    return approval.declared(pyproject())
+    return approval.declared_settings(render_pyproject())
 
 
 def test_a_run_is_compared_with_the_allow_list(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_every_setting_is_declared_with_its_meaning() -> None:
     own = {f"flower.{each.name}" for each in fields(FlowerSection)}
     assert declared().keys() - own == {row["setting"] for row in settings()} | {"method.name"}
     assert own <= declared().keys()
-    lines = pyproject().splitlines()
+    lines = render_pyproject().splitlines()
     start = lines.index("[tool.flwr.app.config.flower]")
     keys = [number for number, line in enumerate(lines) if number > start and " = " in line and line[0] not in "#["]
     assert len(keys) == len(declared())
@@ -86,7 +86,7 @@ def test_the_folder_is_a_configuration(nodes: int, weight: float, tmp_path: Path
     files = write_folder(folder, nodes, "sketchvote", server="example.org", port=8123)
     assert sorted(files) == sorted(path for path in folder.rglob("*") if path.is_file())
     assert not [path for path in files if re.search("@[A-Z]+@", path.read_text())]
-    config, flower = configured(folder / "app" / "pfedlms.toml", declared())
+    config, flower = run_settings(folder / "app" / "pfedlms.toml", declared())
     assert config == load_config(folder / "app" / "pfedlms.toml")
     assert flower == FlowerSection()
     assert all(path.stat().st_mode & 0o077 == 0 for path in (folder, *folder.rglob("*")))
@@ -186,19 +186,19 @@ def test_registering_pins_places(folder: Path, monkeypatch: pytest.MonkeyPatch, 
     assert "./keys.sh K makes one" in capsys.readouterr().err
     subprocess.run(["./keys.sh", "0"], cwd=folder, check=True)
     assert register(2**64 - 5) == 0
-    assert FlowerSection(nodes=str(file)).pinned(3) == {0: 2**64 - 5}
+    assert FlowerSection(nodes=str(file)).pinned_nodes(3) == {0: 2**64 - 5}
     assert file.stat().st_mode & 0o077 == 0
     assert register(8) == 0  # it is known
     subprocess.run(["./keys.sh", "--rotate", "0"], cwd=folder, check=True)
     assert register(9) == 0
-    assert FlowerSection(nodes=str(file)).pinned(3) == {0: 9}
+    assert FlowerSection(nodes=str(file)).pinned_nodes(3) == {0: 9}
     calls = [line.split()[1] for line in (home / "calls").read_text().splitlines()]
     assert calls == ["register", "unregister", "register"]
     subprocess.run(["./keys.sh", "2"], cwd=folder, check=True)
     assert register(10) == 2
     assert "[code: 7] something else; is superlink.sh running?" in capsys.readouterr().err
     assert gate.main("revoke", folder, "0") == 0
-    assert FlowerSection(nodes=str(file)).pinned(3) == {}
+    assert FlowerSection(nodes=str(file)).pinned_nodes(3) == {}
     assert not (folder / "keys" / "node-0.pub").exists()
     assert gate.main("revoke", folder, "0") == 2
     events = [json.loads(line)["event"] for line in (folder / "audit" / "server.jsonl").read_text().splitlines()]
@@ -291,41 +291,43 @@ def test_wrong_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_run_configs_come_on_top_and_all_that_is_wrong_is_named(folder: Path) -> None:
     file = folder / "app" / "pfedlms.toml"
-    config, flower = configured(file, declared() | {"train.rounds": 5, "method.name": "stc", "flower.wait": 3.0})
+    config, flower = run_settings(file, declared() | {"train.rounds": 5, "method.name": "stc", "flower.wait": 3.0})
     assert (config.train.rounds, config.method, flower.wait) == (5, "stc", 3.0)
-    assert set(METHODS) == {configured(file, declared() | {"method.name": name})[0].method for name in METHODS}
+    assert set(METHODS) == {run_settings(file, declared() | {"method.name": name})[0].method for name in METHODS}
     with pytest.raises(ConfigError) as caught:
-        configured(file, declared() | {"train.rounds": 0, "flower.attempts": 0, "method.ratio": "x"})
+        run_settings(file, declared() | {"train.rounds": 0, "flower.attempts": 0, "method.ratio": "x"})
     assert [line.partition(":")[0] for line in caught.value.problems] == [
         "flower.attempts", "train.rounds", "method.ratio",
     ]  # fmt: skip
 
 
 def test_a_node_has_the_last_word_on_what_is_its_own(folder: Path) -> None:
-    config, flower = configured(folder / "app" / "pfedlms.toml", declared())
+    config, flower = run_settings(folder / "app" / "pfedlms.toml", declared())
     own = {"partition-id": 2, "state": "mine", "server-key": "server.pub"}
     own |= {"device": "cpu", "threads": 3, "data-dir": "there", "data": "a:b"}
-    there, seat, state = seated(config, flower, own)
-    assert (seat.partition_id, seat.data, state) == (2, "a:b", Path("mine"))
+    there, section, state = node_settings(config, flower, own)
+    assert (section.partition_id, section.data, state) == (2, "a:b", Path("mine"))
     assert (there.run.device, there.run.threads, there.data.dir) == ("cpu", 3, "there")
-    assert seated(config, FlowerSection(state="all"), {"partition-id": 1, "num-partitions": 3})[2] == Path("all/node-1")
+    assert node_settings(config, FlowerSection(state="all"), {"partition-id": 1, "num-partitions": 3})[2] == Path(
+        "all/node-1"
+    )
     with pytest.raises(ConfigError) as caught:
-        seated(config, flower, {"partition": 1, "threads": "x"})
+        node_settings(config, flower, {"partition": 1, "threads": "x"})
     said = str(caught.value)
     assert all(f"node-config.{key}: " in said for key in ("partition-id", "partition", "threads", "state"))
     assert "got -1" in said
     with pytest.raises(
         ConfigError, match=r"node-config.server-key: got nothing, .*run `pfedlms deploy upgrade FOLDER`"
     ):
-        seated(config, flower, {"partition-id": 1, "state": "mine"})
+        node_settings(config, flower, {"partition-id": 1, "state": "mine"})
 
 
 @pytest.mark.parametrize("named", ["1,2,3,4", "1,x", "7,7"])
 def test_pins_that_cannot_be(named: str) -> None:
     with pytest.raises(UsageError, match=r"flower\.nodes: got '"):
-        FlowerSection(nodes=named).pinned(3)
-    assert FlowerSection(nodes="12, 5").pinned(3) == {0: 12, 1: 5}
-    assert FlowerSection(nodes="12,, 5").pinned(3) == {0: 12, 2: 5}
+        FlowerSection(nodes=named).pinned_nodes(3)
+    assert FlowerSection(nodes="12, 5").pinned_nodes(3) == {0: 12, 1: 5}
+    assert FlowerSection(nodes="12,, 5").pinned_nodes(3) == {0: 12, 2: 5}
 
 
 def test_every_key_of_a_node_is_on_the_page() -> None:
@@ -343,9 +345,9 @@ def test_old_state_is_removed_and_that_of_this_run_stays(tmp_path: Path) -> None
             path = tmp_path / f"{name}{suffix}"
             path.touch()
             os.utime(path, (time.time() - days * 86400,) * 2)
-    client_app.remove_old(tmp_path, tmp_path / "client-0-bb.pt", 0)
+    client_app.remove_old_states(tmp_path, tmp_path / "client-0-bb.pt", 0)
     assert len(list(tmp_path.iterdir())) == 6
-    client_app.remove_old(tmp_path, tmp_path / "client-0-bb.pt", 90)
+    client_app.remove_old_states(tmp_path, tmp_path / "client-0-bb.pt", 90)
     assert sorted(path.stem for path in tmp_path.glob("*.pt")) == ["client-0-bb", "client-1-aa"]
 
 

@@ -21,7 +21,7 @@ import false_replies as lies
 import pytest
 from attacker import Attacker
 from false_replies import Lie
-from flotilla import Flotilla, Memory, belonging, check, long, needs_flower, run_config, until
+from flotilla import Flotilla, Memory, check, long, needs_flower, processes_of, run_config, wait_until
 
 from pfedlms.deploy import Node
 from pfedlms.deploy.envelope import Envelope, Kind, decode
@@ -29,8 +29,8 @@ from pfedlms.experiment.config import Config
 from pfedlms.experiment.store import RunDirectory
 from pfedlms.flower import approval, audit
 from pfedlms.flower.check import check as check_folder
-from pfedlms.flower.gate import header
-from pfedlms.flower.signing import content_of
+from pfedlms.flower.gate import key_header
+from pfedlms.flower.signing import strip_seal
 
 pytestmark = [needs_flower, long, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 ONLINE = "SuperNode ID: "
@@ -49,7 +49,7 @@ def flotilla(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flotilla]:
         made.environment["MAX_BODY"] = str(8 << 20)  # so that 300,000 records pass the gate
         made.open(nodes=2)
         for number in range(2):
-            until(lambda number=number: ONLINE in made.said(f"node-{number}"), 200, "a node")
+            wait_until(lambda number=number: ONLINE in made.log_text(f"node-{number}"), 200, "a node")
         yield made
 
 
@@ -77,7 +77,7 @@ def test_the_control_and_runtime_apis_are_not_at_the_nodes_address(flotilla: Flo
 
 def test_a_task_is_not_handed_out_without_the_secret(flotilla: Flotilla) -> None:
     """Before: 200 and the task's token. Now: 401, at the SuperLink's own port and at a node's, on loopback."""
-    ports = re.findall(r"running on http://127\.0\.0\.1:(\d+)", flotilla.said("node-0"))
+    ports = re.findall(r"running on http://127\.0\.0\.1:(\d+)", flotilla.log_text("node-0"))
     assert posted(int(ports[-1]), "/v1/runtime/acquire-task", tls=False) in (401, 403)
     assert posted(flotilla.link_port, "/v1/runtime/acquire-task") in (401, 403)
 
@@ -98,7 +98,7 @@ def test_code_that_nobody_approved_is_not_executed(flotilla: Flotilla, tmp_path:
     marker = tmp_path / "ran-"
     folder = evil(flotilla, marker)
     flotilla.start("evil", "flwr", "run", str(folder / "app"), "federation", "--stream")
-    assert "this machine has not approved app" in flotilla.finished("evil", 200)
+    assert "this machine has not approved app" in flotilla.wait_for_end("evil", 200)
     assert list(tmp_path.iterdir()) == []
     # The server is hostile.
     entry = approval.approve(folder, {}, approval.SERVER)
@@ -106,7 +106,7 @@ def test_code_that_nobody_approved_is_not_executed(flotilla: Flotilla, tmp_path:
     settings = f'flower.wait=25.0 flower.attempts=1 run.timeout=60.0 run.out="{flotilla.folder / "evil-run"}"'
     command = ["flwr", "run", str(folder / "app"), "federation", "--stream", "--run-config", settings]
     flotilla.start("evil-2", *command)
-    said = flotilla.finished("evil-2", 400)
+    said = flotilla.wait_for_end("evil-2", 400)
     assert [path.name for path in tmp_path.iterdir()] == ["ran-flwr-serverapp"]
     assert "has not approved app" in said
     lines = [json.loads(line) for line in (flotilla.folder / "audit" / "launcher.jsonl").read_text().splitlines()]
@@ -119,8 +119,8 @@ def test_code_that_nobody_approved_is_not_executed(flotilla: Flotilla, tmp_path:
 LIES: list[tuple[Lie, str]] = [
     (lies.garbage, "MagicError: envelope: got magic"),
     (lies.enormous, r"TruncatedError: envelope: got \d+ bytes, expected 1152921504606846976"),
-    (lies.rewritten(trip=0), r"RoundError: reply: got one to round \d+, trip 0, expected "),
-    (lies.rewritten(run=bytes(8)), "DigestError: reply: got one of run 0000000000000000"),
+    (lies.with_fields(trip=0), r"RoundError: reply: got one to round \d+, trip 0, expected "),
+    (lies.with_fields(run=bytes(8)), "DigestError: reply: got one of run 0000000000000000"),
     (lies.not_a_number, r"field 'model': got nan at position \d+, expected a finite number"),
     (lies.many_claimed, r"samples: got 4294967295, expected \d+"),
     (lies.escapes, r"refused, failed: \\x1b\[2Jround 9/9: 3 trained\\nround 9/9"),
@@ -147,7 +147,7 @@ class Liar:
     def __call__(self, attacker: Attacker, kind: str, data: bytes) -> Any:
         if kind != "train.request":
             return None
-        asked = decode(content_of(data))
+        asked = decode(strip_seal(data))
         if asked.trip == self._trip:
             return None  # asked again, because what it sent was not let through
         if self._trip < 0:
@@ -163,7 +163,7 @@ class Liar:
                 except Exception as error:
                     attacker.failed.append(f"forged: {error}")
         self._trip = asked.trip
-        honest = decode(self._node.handle(content_of(data)))
+        honest = decode(self._node.handle(strip_seal(data)))
         return LIES[asked.trip][0](honest, self._node) if asked.trip < len(LIES) else honest.encode()
 
 
@@ -182,11 +182,11 @@ def attacked(flotilla: Flotilla, tmp_path_factory: pytest.TempPathFactory) -> At
         Attacker(f"127.0.0.1:{flotilla.port}", flotilla.folder, LIAR, Liar(node, places["0"]["node"])) as liar,
     ):
         flotilla.run(run_config(chosen))
-        until(lambda: len(liar.came) >= 1, 300, "a trip")
+        wait_until(lambda: len(liar.came) >= 1, 300, "a trip")
         tokens = _tokens(flotilla.home)
         with Memory(flotilla) as memory:
             floods = {name: flood(flotilla, path, key) for name, (path, key) in FLOODS.items()}
-            said = flotilla.finished(seconds=1500)
+            said = flotilla.wait_for_end(seconds=1500)
     return Attacked(said, RunDirectory(out).read_metrics(), liar, tokens, floods, memory.seen, config)
 
 
@@ -216,7 +216,7 @@ def flood(flotilla: Flotilla, path: str, key: bool) -> tuple[int, int]:
     context = ssl._create_unverified_context()
     head = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/protobuf", f"Content-Length: {FLOOD}"]
     if key:
-        head.append(f"flwr-public-key: {header((flotilla.folder / 'keys' / f'node-{LIAR}.pub').read_text())}")
+        head.append(f"flwr-public-key: {key_header((flotilla.folder / 'keys' / f'node-{LIAR}.pub').read_text())}")
     sent, zeros, answer = 0, bytes(1 << 20), b""
     with (
         socket.create_connection(("127.0.0.1", flotilla.port), timeout=60) as plain,
@@ -263,7 +263,7 @@ def test_forged_messages_do_not_pass_the_superlink(attacked: Attacked, flotilla:
     assert sum("forged: " in each and "400" in each for each in attacked.liar.failed) == 3
     lines = [json.loads(line) for line in (flotilla.folder / "state" / "audit.jsonl").read_text().splitlines()]
     assert [each["refused"] for each in lines if each["client"] == 0 and each["refused"]] == []
-    said, node = flotilla.said("superlink"), attacked.liar.node
+    said, node = flotilla.log_text("superlink"), attacked.liar.node
     assert f"pfedlms: node {node} is refused: got a message of node 1, expected one of its own" in said
 
 
@@ -281,7 +281,7 @@ def test_large_bodies_are_refused_before_they_are_read(attacked: Attacked, floti
 def _tokens(home: str) -> list[str]:
     """Command lines of the federation's processes that show a token."""
     found = []
-    for pid in belonging(home):
+    for pid in processes_of(home):
         try:
             line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:
@@ -328,5 +328,5 @@ def test_a_revoked_key_is_not_let_in(flotilla: Flotilla) -> None:
     assert len(key.splitlines()) == 3
     chosen = {"run.out": str(flotilla.folder / "after"), "data.clients": 2, "train.rounds": 1, "run.seed": 5}
     flotilla.run(run_config(chosen), name="after")
-    flotilla.finished("after")
+    flotilla.wait_for_end("after")
     check(flotilla, chosen)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from fleet import Fleet, plain, same, served
-from flotilla import Flotilla, check, long, needs_flower, run_config, until
+from fleet import Fleet, comparable, same, serve_run
+from flotilla import Flotilla, check, long, needs_flower, run_config, wait_until
 
 from pfedlms.deploy import Node
-from pfedlms.deploy.envelope import Why, decode, refusal
+from pfedlms.deploy.envelope import Reason, decode, refusal
 from pfedlms.experiment.store import RunDirectory
 
 pytestmark = [needs_flower, long]
@@ -41,16 +41,16 @@ def test_a_node_away_for_five_rounds_and_one_that_comes_late(flotilla: Flotilla,
     out = flotilla.folder / "away"
     chosen = {"method.name": "sketchvote", "run.out": str(out), "train.rounds": 10, "flower.wait": 20.0}
     flotilla.run(run_config(chosen), name="away")
-    until(lambda: len(rounds(out)) >= 1, 240, "a round")
+    wait_until(lambda: len(rounds(out)) >= 1, 240, "a round")
     flotilla.end(f"node-{AWAY}")
     config = flotilla.config(**chosen)
     with Node(config, AWAY, flotilla.folder / "state") as node:
         done = node.state.trip
-    until(lambda: len(rounds(out)) >= 2, 240, "a round without it")
+    wait_until(lambda: len(rounds(out)) >= 2, 240, "a round without it")
     flotilla.node(LATE)
-    until(lambda: len(absent(rounds(out), AWAY)) >= 5, 400, "five rounds without it")
+    wait_until(lambda: len(absent(rounds(out), AWAY)) >= 5, 400, "five rounds without it")
     flotilla.node(AWAY)
-    said = flotilla.finished("away")
+    said = flotilla.wait_for_end("away")
     metrics = rounds(out)
 
     missed, before = absent(metrics, AWAY), absent(metrics, LATE)
@@ -66,20 +66,20 @@ def test_a_node_away_for_five_rounds_and_one_that_comes_late(flotilla: Flotilla,
         assert [number for number, text in named.items() if text] == [*trips, trips[-1] + 1]
         assert f"client {client} is left out: refused, failed: {why}" in said
 
-    def way(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes | None:
+    def route(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes | None:
         trip = decode(request).trip  # trip t ends round t; trip 0 is the start
         if trip in {AWAY: missed, LATE: [0, *before]}.get(client, []):
             if client == AWAY and trip <= done:
                 handle(request)  # it was ended before its reply left
-            return refusal(decode(request), Why.FAILED, "as a carrier says that nobody is there")
+            return refusal(decode(request), Reason.FAILED, "as a carrier says that nobody is there")
         return handle(request)
 
     here = config.with_run(out=str(tmp_path / "here"))
-    fleet = Fleet(here, tmp_path / "nodes", way)
+    fleet = Fleet(here, tmp_path / "nodes", route)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _, expected = served(here, fleet)
-    assert [plain(each) for each in metrics] == [plain(each) for each in expected]
+        _, expected = serve_run(here, fleet)
+    assert [comparable(each) for each in metrics] == [comparable(each) for each in expected]
     tracked = []
     for client in range(4):
         with Node(config, client, flotilla.folder / "state") as node:
@@ -100,19 +100,19 @@ def test_the_server_asked_to_stop(flotilla: Flotilla, way: str) -> None:
     chosen["run.seed"] = 11 + len(name)
     directory = RunDirectory(Path(str(chosen["run.out"])))
     flotilla.run(run_config(chosen), name=name)
-    until(lambda: directory.read_metrics(), 240, "a round")
+    wait_until(lambda: directory.read_metrics(), 240, "a round")
     if way == "SIGTERM":
         flotilla.end("superlink")
         flotilla.kill(name)
         flotilla.server()
     else:
-        (run,) = re.findall(r"started run (\d+)", flotilla.said(name))
+        (run,) = re.findall(r"started run (\d+)", flotilla.log_text(name))
         flotilla.call("flwr", "stop", run, "federation")
-        flotilla.finished(name)
-    until(lambda: directory.read_summary(), 60, "a summary")
+        flotilla.wait_for_end(name)
+    wait_until(lambda: directory.read_summary(), 60, "a summary")
     summary = directory.read_summary()
     assert summary is not None
     assert (summary["status"], summary["rounds"], summary["everyone"]) == ("interrupted", 1, None)
     flotilla.run(run_config(chosen), name=f"{name}-again")
-    assert "resumed after round 1" in flotilla.finished(f"{name}-again")
+    assert "resumed after round 1" in flotilla.wait_for_end(f"{name}-again")
     check(flotilla, chosen)

@@ -11,10 +11,10 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
-from flotilla import Flotilla, free_port, long, needs_flower, until
+from flotilla import Flotilla, free_port, long, needs_flower, wait_until
 
 from pfedlms.errors import UsageError
-from pfedlms.flower.check import _reached, listening
+from pfedlms.flower.check import _check_server, listening_addresses
 from pfedlms.flower.folder import write_folder
 from pfedlms.flower.gate import write_includes
 
@@ -33,12 +33,12 @@ def supernode(flotilla: Flotilla, name: str, *options: str) -> str:
     command = ["flower-supernode", "--superlink", f"127.0.0.1:{flotilla.port}", "--port", str(free_port())]
     flotilla.start(name, *command, "--max-retries", "1", "--node-config", node_config, *options)
     try:
-        until(lambda: ONLINE in flotilla.said(name) or flotilla.started[name].poll() is not None, 30, "an end")
+        wait_until(lambda: ONLINE in flotilla.log_text(name) or flotilla.started[name].poll() is not None, 30, "an end")
     except AssertionError:
-        return flotilla.said(name) + "\nit goes on trying"
+        return flotilla.log_text(name) + "\nit goes on trying"
     finally:
         flotilla.kill(name)
-    return flotilla.said(name)
+    return flotilla.log_text(name)
 
 
 @needs_flower
@@ -102,12 +102,12 @@ def test_what_keeps_from_reaching_a_server_is_said(tmp_path: Path) -> None:
     ]:
         port = free_port()
         thread = serving(served, port)
-        found = _reached(f"127.0.0.1:{port}", trusted)
+        found = _check_server(f"127.0.0.1:{port}", trusted)
         thread.join()
         assert said in found.said
         assert found.wrong == (said != "is there, TLSv1.")
-    assert "cannot be reached (Connection refused)" in _reached(f"127.0.0.1:{free_port()}", stranger).said
-    assert "ca.crt: is missing" in _reached("127.0.0.1:1", tmp_path / "ca.crt").said
+    assert "cannot be reached (Connection refused)" in _check_server(f"127.0.0.1:{free_port()}", stranger).said
+    assert "ca.crt: is missing" in _check_server("127.0.0.1:1", tmp_path / "ca.crt").said
 
 
 def test_who_listens_where() -> None:
@@ -117,7 +117,7 @@ def test_who_listens_where() -> None:
         except OSError:
             continue  # no IPv6 here
         with made:
-            assert listening(made.getsockname()[1]) == {ip_address(address)}
+            assert listening_addresses(made.getsockname()[1]) == {ip_address(address)}
 
 
 def test_ports_must_be_numbers(tmp_path: Path) -> None:

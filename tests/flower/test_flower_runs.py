@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleet import Fleet, plain, served
-from flotilla import Flotilla, check, long, needs_flower, run_config, until
+from fleet import Fleet, comparable, serve_run
+from flotilla import Flotilla, check, long, needs_flower, run_config, wait_until
 
 from factories import digits
 from pfedlms.experiment.store import RunDirectory
@@ -35,7 +35,7 @@ def test_two_nodes_and_a_round(pair: Flotilla) -> None:
     for number in range(2):
         pair.node(number)
     pair.run(run_config(chosen))
-    said = pair.finished()
+    said = pair.wait_for_end()
     metrics = check(pair, chosen)
     assert f"P-acc {metrics[-1]['p_acc']:5.2f} %" in said
     assert "round 1/1: 2 trained" in said
@@ -56,13 +56,13 @@ def test_data_of_the_nodes_own(pair: Flotilla, tmp_path: Path) -> None:
         state = pair.folder / "state"
         pair.node(number, "--node-config", f'partition-id={number} state="{state}" data="{file}" device="cpu"')
     pair.run(run_config(chosen))
-    pair.finished()
+    pair.wait_for_end()
     config = pair.config(**chosen)
     metrics = RunDirectory(Path(config.run.out)).read_metrics()
     here = config.with_run(out=str(tmp_path / "here"))
-    _, expected = served(here, Fleet(here, tmp_path / "nodes", data=files))
+    _, expected = serve_run(here, Fleet(here, tmp_path / "nodes", data=files))
     assert len(metrics) == 2
-    assert [plain(each) for each in metrics] == [plain(each) for each in expected]
+    assert [comparable(each) for each in metrics] == [comparable(each) for each in expected]
 
 
 @long
@@ -70,7 +70,7 @@ def test_data_of_the_nodes_own(pair: Flotilla, tmp_path: Path) -> None:
 def test_the_same_run(flotilla: Flotilla, method: str) -> None:
     chosen = {"method.name": method, "run.out": str(flotilla.folder / method)}
     flotilla.run(run_config(chosen), name=method)
-    flotilla.finished(method)
+    flotilla.wait_for_end(method)
     check(flotilla, chosen)
 
 
@@ -81,7 +81,7 @@ def test_the_same_in_flowers_simulation(method: str, tmp_path: Path) -> None:
     with Flotilla(tmp_path / "twenty", 20) as made:
         chosen = {"method.name": method, "run.out": str(made.folder / "run"), "flower.wait": 60.0}
         made.run(run_config(chosen), simulated=20)
-        made.finished()
+        made.wait_for_end()
         check(made, chosen, state="state/node-{}")
 
 
@@ -90,13 +90,13 @@ def test_a_node_killed_in_mid_round(flotilla: Flotilla) -> None:
     """It comes back within its time, is asked again, and goes on with the model it has: nothing is lost."""
     chosen = {"method.name": "sketchvote", "run.out": str(flotilla.folder / "killed"), "run.seed": 4}
     chosen |= {"train.rounds": 3, "run.timeout": 200.0}
-    requests = flotilla.said("node-1").count("Receiving: train.request")
+    requests = flotilla.log_text("node-1").count("Receiving: train.request")
     flotilla.run(run_config(chosen), name="killed")
     # The second request: it has trained once.
-    until(lambda: flotilla.said("node-1").count("Receiving: train.request") >= requests + 2, 120, "a request")
+    wait_until(lambda: flotilla.log_text("node-1").count("Receiving: train.request") >= requests + 2, 120, "a request")
     flotilla.kill("node-1")
     flotilla.node(1)
-    said = flotilla.finished("killed")
+    said = flotilla.wait_for_end("killed")
     assert "left out" not in said
     check(flotilla, chosen)
 
@@ -110,16 +110,16 @@ def test_the_server_killed(flotilla: Flotilla, moment: str) -> None:
     chosen = {"method.name": "pfedlms", "run.out": str(flotilla.folder / name), "run.seed": 5 + len(name)}
     metrics = Path(str(chosen["run.out"])) / "metrics.jsonl"
     flotilla.run(run_config(chosen), name=name)
-    until(lambda: metrics.exists() and metrics.read_bytes(), 240, "a round")
+    wait_until(lambda: metrics.exists() and metrics.read_bytes(), 240, "a round")
     if moment == "in mid-round":
-        before = flotilla.said("node-0").count("Receiving: train.request")
-        until(lambda: flotilla.said("node-0").count("Receiving: train.request") > before, 60, "a request")
+        before = flotilla.log_text("node-0").count("Receiving: train.request")
+        wait_until(lambda: flotilla.log_text("node-0").count("Receiving: train.request") > before, 60, "a request")
         flotilla.kill("node-0")
         flotilla.node(0)
     flotilla.kill("superlink")
     flotilla.kill(name)
     flotilla.server()
     flotilla.run(run_config(chosen), name=f"{name}-again")
-    said = flotilla.finished(f"{name}-again")
+    said = flotilla.wait_for_end(f"{name}-again")
     assert "resumed after round 1" in said
     check(flotilla, chosen)

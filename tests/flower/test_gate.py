@@ -16,11 +16,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from flotilla import free_port, until
+from flotilla import free_port, wait_until
 
-from pfedlms.flower.check import _doors, _link, listening
+from pfedlms.flower.check import _check_closed_paths, _check_superlink, listening_addresses
 from pfedlms.flower.folder import write_folder
-from pfedlms.flower.gate import FLEET_PATHS, header, largest_body, write_includes, write_places
+from pfedlms.flower.gate import key_header, largest_body, write_includes, write_places
 
 pytestmark = pytest.mark.skipif(
     shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin") is None, reason="nginx is not installed"
@@ -67,7 +67,7 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
         subprocess.run([script], cwd=folder, check=True, capture_output=True)
     public = (folder / "keys" / "node-0.pub").read_text().strip()
     write_places(folder, {0: {"node": 70, "key": public}})
-    made.key = header(public)
+    made.key = key_header(public)
 
     class Answers(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -93,7 +93,7 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
     command = ["nginx", "-p", f"{folder}/", "-c", str(folder / "gate.conf"), "-e", str(folder / "gate" / "error.log")]
     environment = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin"}
     process = subprocess.Popen([*command, "-g", "daemon off;"], env=environment, stderr=subprocess.DEVNULL)
-    until(lambda: listening(made.port), 20, "the gate listens")
+    wait_until(lambda: listening_addresses(made.port), 20, "the gate listens")
     yield made
     process.terminate()
     process.wait(20)
@@ -101,10 +101,20 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
     server.server_close()
 
 
+FLEET_PATHS = [
+    f"/v1/fleet/{name}"
+    for name in (
+        "activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages", "push-messages",
+        "confirm-message-received", "get-run", "get-fab", "pull-object", "push-object",
+    )
+]  # fmt: skip
+"""What a node of flwr 1.41 with a key calls."""
+
+
 def test_what_nodes_need_passes(gate: Gate) -> None:
     gate.passed.clear()
     assert [gate.status(path, body=b"x" * 100) for path in FLEET_PATHS] == [200] * len(FLEET_PATHS)
-    assert gate.passed == list(FLEET_PATHS)
+    assert gate.passed == FLEET_PATHS
     assert gate.status("/v1/fleet/push-object", body=bytes(largest_body(gate.folder))) == 200
 
 
@@ -184,7 +194,7 @@ def test_a_flood_is_slowed_down(gate: Gate) -> None:
             found += more
     assert found.count(b"HTTP/1.1 503 ") > 100
     assert found.count(b"HTTP/1.1 200 ") >= 100
-    until(lambda: gate.status("/v1/fleet/get-run") == 200, 20, "the gate lets nodes in again")
+    wait_until(lambda: gate.status("/v1/fleet/get-run") == 200, 20, "the gate lets nodes in again")
 
 
 def test_old_versions_of_tls_are_refused(gate: Gate) -> None:
@@ -210,18 +220,18 @@ def test_the_log_names_what_was_refused(gate: Gate) -> None:
 def test_check_sees_open_doors(gate: Gate) -> None:
     """At the gate they are closed. A server that answers them itself, or listens on all addresses, is named."""
     authority = gate.folder / "certificates" / "ca.crt"
-    assert not _doors(f"127.0.0.1:{gate.port}", authority).wrong
-    found = _doors(f"127.0.0.1:{gate.link_port}", authority)
+    assert not _check_closed_paths(f"127.0.0.1:{gate.port}", authority).wrong
+    found = _check_closed_paths(f"127.0.0.1:{gate.link_port}", authority)
     assert found.wrong
     assert "/v1/control/list-runs: answers with 200: whoever reaches this address can start runs" in found.said
-    assert [each.wrong for each in _link(gate.folder, gate.link_port)] == [False]
+    assert [each.wrong for each in _check_superlink(gate.folder, gate.link_port)] == [False]
     with socket.create_server(("0.0.0.0", 0)) as exposed:
         port = exposed.getsockname()[1]
         config = gate.folder / "flwr" / "config.toml"
         before = config.read_text()
         config.write_text(before.replace(str(gate.link_port), str(port)))
-        (found,) = _link(gate.folder, port)
+        (found,) = _check_superlink(gate.folder, port)
         config.write_text(before)
     assert found.wrong
     assert f"listens on 0.0.0.0, port {port}, expected 127.0.0.1 alone" in found.said
-    assert "nothing listens" in _link(gate.folder, free_port())[-1].said
+    assert "nothing listens" in _check_superlink(gate.folder, free_port())[-1].said

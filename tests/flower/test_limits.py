@@ -13,24 +13,24 @@ from typing import Any
 
 import false_replies
 import pytest
-from false_replies import lying
-from fleet import Fleet, configured
-from flotilla import needs_flower, until
+from false_replies import lying_route
+from fleet import Fleet, make_config
+from flotilla import needs_flower, wait_until
 from test_signing import sealed, signing
 
 from pfedlms.deploy import Node, serve
 from pfedlms.deploy.coordinator import RoundLog
-from pfedlms.deploy.envelope import Code, Envelope, Record, Why, decode
-from pfedlms.deploy.ground import Ground
+from pfedlms.deploy.envelope import Code, Envelope, Reason, Record, decode
 from pfedlms.deploy.nodes import largest_reply, message_bytes
+from pfedlms.deploy.run_setup import RunSetup
 from pfedlms.errors import UsageError, shown
 from pfedlms.flower import audit
-from pfedlms.flower.signing import content_of
-from pfedlms.flower.superlink import objection
+from pfedlms.flower.signing import strip_seal
+from pfedlms.flower.superlink import describe_violation
 
 
 def long_text(said: Envelope, node: Node) -> bytes:
-    return said.reply(Record(Code.REFUSED, flags=Why.FAILED, data=b"x" * 1500), Record(Code.ANSWERS_KNOWN)).encode()
+    return said.reply(Record(Code.REFUSED, flags=Reason.FAILED, data=b"x" * 1500), Record(Code.ANSWERS_KNOWN)).encode()
 
 
 @pytest.mark.parametrize(
@@ -47,14 +47,14 @@ def long_text(said: Envelope, node: Node) -> bytes:
 )
 def test_a_node_that_breaks_a_limit_is_left_out_and_named(lie: false_replies.Lie, said: str, tmp_path: Path) -> None:
     """Nothing of it is stored, and one line stays one line."""
-    config = configured("sketchvote", tmp_path / "run")
-    lines, notes, sizes = list[str](), list[dict[str, object]](), message_bytes(Ground(config))
+    config = make_config("sketchvote", tmp_path / "run")
+    lines, notes, sizes = list[str](), list[dict[str, object]](), message_bytes(RunSetup(config))
 
     def before(requests: dict[int, bytes]) -> None:
         for each in requests.values():
-            assert largest_reply(decode(content_of(each)), sizes)[0] < 4096 + sum(sizes)
+            assert largest_reply(decode(strip_seal(each)), sizes)[0] < 4096 + sum(sizes)
 
-    fleet = Fleet(config, tmp_path / "nodes", lying(lie, lambda: fleet), before=before, handler=sealed)
+    fleet = Fleet(config, tmp_path / "nodes", lying_route(lie, lambda: fleet), before=before, handler=sealed)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         serve(config, signing(fleet, notes.append), [RoundLog(lines.append)])
@@ -102,10 +102,10 @@ def test_an_audit_log_that_was_changed_is_found(tmp_path: Path) -> None:
 def test_nodes_push_replies_of_their_own_only(about: dict[str, object], said: str) -> None:
     metadata = SimpleNamespace(**{"src_node_id": 5, "dst_node_id": 1, "reply_to_message_id": "x", **about})
     request = SimpleNamespace(node=SimpleNamespace(node_id=5), messages_list=[SimpleNamespace(metadata=metadata)])
-    found = objection(request)
+    found = describe_violation(request)
     assert (bool(found), said in found) == (bool(said), True)
     request.messages_list *= 2
-    assert objection(request) == "got 2 messages, expected one"
+    assert describe_violation(request) == "got 2 messages, expected one"
 
 
 @needs_flower
@@ -114,7 +114,7 @@ def test_a_reply_that_is_not_uploaded_keeps_no_other_waiting(monkeypatch: pytest
     from flwr.app import Message
     from flwr.supercore.task_identity import TaskIdentity
 
-    from pfedlms.flower.apps import GridPost, record
+    from pfedlms.flower.apps import FlowerGrid, to_record
 
     slow = 7
     for name in ("_run_id", "_task_id", "_node_id"):
@@ -135,9 +135,9 @@ def test_a_reply_that_is_not_uploaded_keeps_no_other_waiting(monkeypatch: pytest
             found = [self.sent.pop(name) for name in names if name in self.sent]
             if any(each.metadata.dst_node_id == slow for each in found):
                 uploaded.wait(30)
-            return [Message(record(b"%d" % each.metadata.dst_node_id), reply_to=each) for each in found]
+            return [Message(to_record(b"%d" % each.metadata.dst_node_id), reply_to=each) for each in found]
 
-    post = GridPost(Grid())  # type: ignore[arg-type]
+    post = FlowerGrid(Grid())  # type: ignore[arg-type]
     names = post.push("train.request", {slow: b"", 8: b"", 9: b""}, 60.0)
     start = time.monotonic()
     assert post.pull(names) == {"to-8": b"8", "to-9": b"9"}
@@ -145,7 +145,7 @@ def test_a_reply_that_is_not_uploaded_keeps_no_other_waiting(monkeypatch: pytest
     assert post.pull(names) == {}
     uploaded.set()
     late: dict[str, Any] = {}
-    until(lambda: late.update(post.pull(names)) or late, 10, "the late reply")
+    wait_until(lambda: late.update(post.pull(names)) or late, 10, "the late reply")
     assert late == {f"to-{slow}": b"7"}
 
 
@@ -159,8 +159,8 @@ def test_a_reply_that_is_not_uploaded_keeps_no_other_waiting(monkeypatch: pytest
     ],
 )
 def test_what_differs_between_a_node_and_the_server_is_named(changed: dict[str, Any], named: str) -> None:
-    from pfedlms.flower.apps import differing
+    from pfedlms.flower.apps import describe_differences
 
     here = {"pfedlms": "1.0", "torch": "2.0", "digest": "ab"}
-    assert differing(here, json.dumps(here | changed).encode()) == named
-    assert differing(here, b"nothing") == "got no answer that can be read"
+    assert describe_differences(here, json.dumps(here | changed).encode()) == named
+    assert describe_differences(here, b"nothing") == "got no answer that can be read"

@@ -12,22 +12,22 @@ from typing import Any
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from fleet import CLIENTS, Fleet, alone, configured, plain, served
+from fleet import CLIENTS, Fleet, comparable, make_config, serve_run, simulate
 
 from pfedlms.deploy import Coordinator, Node
-from pfedlms.deploy.envelope import Code, Why, decode
-from pfedlms.deploy.ground import Ground
+from pfedlms.deploy.envelope import Code, Reason, decode
 from pfedlms.deploy.nodes import message_bytes
+from pfedlms.deploy.run_setup import RunSetup
 from pfedlms.flower.signing import (
     SEAL_BYTES,
-    Mark,
     Seal,
     SealedNode,
     SealError,
+    SealFlag,
     SigningTransport,
     check_query,
-    query,
     seal,
+    sign_query,
     unseal,
 )  # fmt: skip
 
@@ -40,21 +40,23 @@ def sealed(node: Node) -> Callable[[bytes], bytes]:
 
 
 def signing(fleet: Fleet, note: Callable[[dict[str, Any]], None] = lambda record: None) -> Any:
-    return SigningTransport(fleet, KEY, message_bytes(Ground(fleet.config)), note)
+    return SigningTransport(fleet, KEY, message_bytes(RunSetup(fleet.config)), note)
 
 
-def why(reply: bytes) -> tuple[Why, str]:
+def why(reply: bytes) -> tuple[Reason, str]:
     first = decode(reply).records[0]
     assert first.code == Code.REFUSED
-    return Why(first.flags), bytes(first.data).decode()
+    return Reason(first.flags), bytes(first.data).decode()
 
 
 @pytest.mark.parametrize("method", ["pfedlms", "sketchvote", "fedavg"])
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_a_signed_run_is_the_run_in_one_process(method: str, participation: float, tmp_path: Path) -> None:
-    config = configured(method, tmp_path / "run", train={"participation": participation})
-    _, metrics = served(config, signing(Fleet(config, tmp_path / "nodes", handler=sealed)))
-    assert [plain(each) for each in metrics] == [plain(each) for each in alone(config.with_run(out="")).metrics]
+    config = make_config(method, tmp_path / "run", train={"participation": participation})
+    _, metrics = serve_run(config, signing(Fleet(config, tmp_path / "nodes", handler=sealed)))
+    assert [comparable(each) for each in metrics] == [
+        comparable(each) for each in simulate(config.with_run(out="")).metrics
+    ]
     assert all(each["left_out"] == {} for each in metrics)
 
 
@@ -64,7 +66,7 @@ Played = tuple[Fleet, dict[int, bytes], bytes]
 @pytest.fixture
 def played(tmp_path: Path) -> Played:
     """A fleet after three trips, the signed requests of the third, and the reply of client 0 to it."""
-    config = configured("pfedlms")
+    config = make_config("pfedlms")
     fleet = Fleet(config, tmp_path / "nodes", handler=sealed)
     coordinator = Coordinator(config, signing(fleet))
     for _ in range(3):
@@ -79,7 +81,7 @@ def test_the_same_request_again_gets_the_stored_reply(played: Played) -> None:
     # A server that was killed does not know any more what was answered: its seal differs, the request does not.
     about, content = unseal(last[0], KEY.public_key())
     assert (about.trip, about.answered) == (2, 2)  # trips 0 and 1: a state of before trip 1 is an older copy
-    assert handle(seal(KEY, replace(about, answered=0, marks=Mark.RESUME), content)) == reply
+    assert handle(seal(KEY, replace(about, answered=0, flags=SealFlag.RESUME), content)) == reply
 
 
 def test_what_is_not_the_servers_is_refused(played: Played) -> None:
@@ -90,18 +92,22 @@ def test_what_is_not_the_servers_is_refused(played: Played) -> None:
     ahead = replace(asked, trip=far, records=()).encode()
     other_key, other_seal = "the signature is not of this node's server", "the seal is not of this envelope"
     for request, reason, said in [
-        (content, Why.BROKEN, "is not signed"),
-        (ahead, Why.BROKEN, "is not signed"),
-        (b"", Why.BROKEN, "is not signed"),
-        (last[0][:-1] + bytes([last[0][-1] ^ 1]), Why.BROKEN, other_key),
-        (seal(OTHER, replace(about, trip=far), ahead), Why.BROKEN, other_key),
-        (last[0][:SEAL_BYTES] + ahead, Why.BROKEN, "bytes of content"),
-        (seal(KEY, replace(about, trip=about.trip + 1), content), Why.BROKEN, other_seal),
-        (seal(KEY, replace(about, marks=Mark.QUERY), content), Why.BROKEN, other_seal),
-        (last[1], Why.CLIENT, "got a request to 1, expected 0"),
-        (seal(KEY, replace(about, run=foreign), replace(asked, run=foreign).encode()), Why.RUN, f"got {foreign.hex()}"),
-        (seal(KEY, replace(about, trip=1), replace(asked, trip=1).encode()), Why.STALE, "got trip 1"),
-        (seal(KEY, about, replace(asked, records=()).encode()), Why.STALE, "got trip 2, expected one after 2"),
+        (content, Reason.BROKEN, "is not signed"),
+        (ahead, Reason.BROKEN, "is not signed"),
+        (b"", Reason.BROKEN, "is not signed"),
+        (last[0][:-1] + bytes([last[0][-1] ^ 1]), Reason.BROKEN, other_key),
+        (seal(OTHER, replace(about, trip=far), ahead), Reason.BROKEN, other_key),
+        (last[0][:SEAL_BYTES] + ahead, Reason.BROKEN, "bytes of content"),
+        (seal(KEY, replace(about, trip=about.trip + 1), content), Reason.BROKEN, other_seal),
+        (seal(KEY, replace(about, flags=SealFlag.QUERY), content), Reason.BROKEN, other_seal),
+        (last[1], Reason.CLIENT, "got a request to 1, expected 0"),
+        (
+            seal(KEY, replace(about, run=foreign), replace(asked, run=foreign).encode()),
+            Reason.RUN,
+            f"got {foreign.hex()}",
+        ),
+        (seal(KEY, replace(about, trip=1), replace(asked, trip=1).encode()), Reason.STALE, "got trip 1"),
+        (seal(KEY, about, replace(asked, records=()).encode()), Reason.STALE, "got trip 2, expected one after 2"),
     ]:
         found, text = why(handle(request))
         assert (found, said in text) == (reason, True), text
@@ -130,26 +136,26 @@ def test_gaps_are_known_to_the_server_or_resumed(played: Played) -> None:
     def handled(answered: int) -> bytes:
         return sealed(fleet.node(0))(seal(KEY, replace(about, trip=9, answered=answered), ahead))
 
-    assert why(handled(answered=8))[0] == Why.ORDER
-    assert why(handled(answered=4))[0] == Why.ORDER
+    assert why(handled(answered=8))[0] == Reason.ORDER
+    assert why(handled(answered=4))[0] == Reason.ORDER
     assert decode(handled(answered=3)).records[0].code == Code.ANSWERS_KNOWN  # trips 3 to 8 were not for it
     assert fleet.node(0).state.trip == 9
 
 
 def test_a_node_that_lost_its_state_comes_back(tmp_path: Path) -> None:
     """It refuses once, by name; the server resumes it, and sends it what it lacks."""
-    config = configured("sketchvote", tmp_path / "run", train={"rounds": 6})
+    config = make_config("sketchvote", tmp_path / "run", train={"rounds": 6})
 
-    def way(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes:
+    def route(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes:
         if client == 0 and len(fleet.trips) == 3:
             fleet.lose(0)
         return handle(request)
 
-    fleet = Fleet(config, tmp_path / "nodes", way, handler=sealed)
+    fleet = Fleet(config, tmp_path / "nodes", route, handler=sealed)
     with pytest.warns(UserWarning, match="client 0 is left out: refused, order: the server has a reply of this node"):
-        _, metrics = served(config, signing(fleet))
-    marks = [unseal(trip[0][0], KEY.public_key())[0].marks for trip in fleet.trips]
-    assert marks == [Mark.RESUME, 0, 0, 0, Mark.RESUME, *marks[5:]]
+        _, metrics = serve_run(config, signing(fleet))
+    flags = [unseal(trip[0][0], KEY.public_key())[0].flags for trip in fleet.trips]
+    assert flags == [SealFlag.RESUME, 0, 0, 0, SealFlag.RESUME, *flags[5:]]
     assert sum("0" in each["left_out"] for each in metrics) <= 3
     assert metrics[-1]["left_out"] == {}
     assert fleet.node(0).state.answers_known == 6
@@ -159,7 +165,7 @@ def test_a_node_that_lost_its_state_comes_back(tmp_path: Path) -> None:
 
 def test_a_server_without_signatures_is_named(tmp_path: Path) -> None:
     """And so is a node that does not know them."""
-    config = configured("fedavg", clients=2)
+    config = make_config("fedavg", clients=2)
     coordinator = Coordinator(config, signing(Fleet(config, tmp_path / "nodes")))
     with (
         pytest.warns(UserWarning, match="does not know signed requests; update pfedlms there and run"),
@@ -169,9 +175,9 @@ def test_a_server_without_signatures_is_named(tmp_path: Path) -> None:
 
 
 def test_queries_are_for_one_node_in_one_run() -> None:
-    data = query(KEY, 7, "query.who", 5)
+    data = sign_query(KEY, 7, "query.who", 5)
     check_query(data, KEY.public_key(), 7, "query.who", 5)
-    check_query(query(OTHER, 7, "query.who", 5), None, 7, "query.who", 5)
+    check_query(sign_query(OTHER, 7, "query.who", 5), None, 7, "query.who", 5)
     for key, run, kind, node in [
         (OTHER, 7, "query.who", 5), (KEY, 8, "query.who", 5), (KEY, 7, "query.check", 5), (KEY, 7, "query.who", 6),
     ]:  # fmt: skip
@@ -183,7 +189,7 @@ def test_queries_are_for_one_node_in_one_run() -> None:
 
 def test_the_layout_is_that_of_the_page() -> None:
     """Worked by hand from docs/protocol.md, section 16."""
-    data = seal(KEY, Seal(b"runrunru", 3, 2**40, 17, Mark.RESUME), b"envelope")
+    data = seal(KEY, Seal(b"runrunru", 3, 2**40, 17, SealFlag.RESUME), b"envelope")
     assert data[:8] == b"PFLS\x01\x01\x00\x00"
     assert data[8:16] == b"runrunru"
     assert struct.unpack("<IIQQQ", data[16:48]) == (3, 0, 2**40, 17, 8)

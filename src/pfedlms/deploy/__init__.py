@@ -1,4 +1,4 @@
-"""The same methods between a server and nodes: handlers from bytes to bytes, whatever carries the bytes."""
+"""Runs between a server and nodes: handlers from bytes to bytes, for any transport that carries the bytes."""
 
 from pfedlms.deploy.coordinator import Coordinator, serve
 from pfedlms.deploy.node import Node

@@ -1,8 +1,9 @@
-"""The server of a run on nodes: a federation with the interface of `engine.Federation`, trip by trip, and a whole run
-with metrics, checkpoints, a summary as of any run, and a log.
+"""The server of a run on nodes. `Coordinator` has the interface of `engine.Federation`; `serve` plays a run with it and
+writes metrics, checkpoints, a summary and a log, as for any run.
 
-A trip is one request to each of some nodes, with their replies. A request has as many orders as possible, so a round
-takes as many trips as its method has exchanges: the last trip of a round also asks for the next round's first messages.
+In one trip, the server sends one request to each participating node and receives their replies. A request has as many
+orders as possible, so a round takes as many trips as its method has exchanges: the last trip of a round also asks for
+the first messages of the next one.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from typing import Any
 
 from pfedlms.backend import own_threads
 from pfedlms.deploy.envelope import Kind
-from pfedlms.deploy.ground import Ground
 from pfedlms.deploy.nodes import Nodes, Transport
+from pfedlms.deploy.run_setup import RunSetup
 from pfedlms.engine.reports import Counts, Evaluation, RoundReport, Stopwatch, evaluation
 from pfedlms.engine.server import START, Server, ServerState
 from pfedlms.engine.transport import Event, Flag, Inbox, Split
@@ -35,10 +36,10 @@ from pfedlms.report.progress import evaluation_text
 
 
 class Coordinator:
-    """The server's end of a run on nodes.
+    """Plays rounds with clients that are nodes.
 
     Args:
-        config: as `Ground` takes it.
+        config: the configuration, as `RunSetup` takes it.
         transport: delivers requests to nodes.
         problem: model, loss and metric, where the configuration names none.
     """
@@ -47,23 +48,23 @@ class Coordinator:
 
     def __init__(self, config: Config, transport: Transport, problem: Problem = NAMED_PROBLEM) -> None:
         self.config = config
-        ground = Ground(config, problem=problem)
-        self.criterion, self.watch, self.run = ground.parts.criterion, Stopwatch(), ground.run
-        self.data, self.model = ground.parts.data, ground.parts.model
-        self._server = Server(ground.terms, config.run.quorum, self.criterion.score is None)
-        self._nodes = Nodes(ground, transport)
+        setup = RunSetup(config, problem=problem)
+        self.criterion, self.watch, self.run = setup.parts.criterion, Stopwatch(), setup.run
+        self.data, self.model = setup.parts.data, setup.parts.model
+        self._server = Server(setup.terms, config.run.quorum, self.criterion.score is None)
+        self._nodes = Nodes(setup, transport)
         self._state = self._with_plan(self._server.begin())
         self.rounds_played = 0
         self.after_trip: Callable[[], None] = lambda: None
-        """Called after every trip that does not end a round, to save `state` then, too."""
+        """Called after every trip that does not end a round, to save `state`."""
         self.samples: dict[int, int] = {}
-        """The last N_k that each client sent, in any round."""
-        self._warned: dict[int, str] = {}
-        self._weight_limited: set[int] = set()
+        """The last N_k that each client reported, in any round."""
+        self._warned: dict[tuple[int, bool], str] = {}
+        """Text of the last warning, by client and whether it was about a limited weight."""
 
     @property
-    def carried(self) -> dict[str, int]:
-        """Bytes of all envelopes of the run."""
+    def transport_bytes(self) -> dict[str, int]:
+        """Bytes of all envelopes of the run, up and down."""
         down, up = self._state.carried
         return {"up": up, "down": down}
 
@@ -76,22 +77,25 @@ class Coordinator:
             self.after_trip()
 
     def play_round(self, evaluate_global: bool = False) -> RoundReport:
-        """The remaining trips of a round. The trip before decides what is measured, so that a repeated trip is the
-        same; `RoundReport.evaluated` has the decision. If too few nodes reply, QuorumError is raised and nothing has
-        changed: the next call, also of a later process, sends the same requests again, and nodes that have executed
-        them return the same replies."""
+        """Play the remaining trips of a round and return its report.
+
+        Whether nodes evaluate was decided with the trip before, so that a repeated trip is the same;
+        `RoundReport.evaluated` has that decision and `evaluate_global` is ignored. If too few nodes reply, QuorumError
+        is raised and nothing changes: the next call, also in a later process, sends the same requests, and nodes that
+        have executed them return the same replies.
+        """
         while (report := self.step()) is None:
             self.after_trip()
         return report
 
     def step(self) -> RoundReport | None:
-        """One trip; at the end of a round, its report."""
+        """Play one trip. Returns the report of the round if the trip ends it."""
         state = self._state
         with execution_settings(self.config), own_threads():
             inbox = self._server.inbox(state, self._server.outbox(state))
         self._nodes.carry(inbox.requests, inbox)
         for client in {client for request in inbox.requests for client in request.clients}.difference(inbox.failed):
-            self._warned.pop(client, None)
+            self._warned.pop((client, False), None)
         self._warn(inbox.events)
         with execution_settings(self.config), own_threads():
             after = self._server.step(state, inbox)
@@ -102,33 +106,29 @@ class Coordinator:
         return after.report
 
     def _with_plan(self, state: ServerState) -> ServerState:
-        """The state with the plan of the next trip: what to measure, and whether to ask for messages ahead."""
-        last, ends = self.config.train.rounds, state.round + (state.stage != START)
-        measure = ends > 0 and (ends % self.config.run.evaluate_every == 0 or ends == last)
-        return replace(state, measure=(Flag.PERSONAL | Flag.SHARED) * measure, ask_ahead=ends < last)
+        """The state with the plan of the next trip: what nodes measure, and whether they send messages ahead."""
+        last, number = self.config.train.rounds, state.round + (state.stage != START)
+        measure = number > 0 and (number % self.config.run.evaluate_every == 0 or number == last)
+        return replace(state, measure=(Flag.PERSONAL | Flag.SHARED) * measure, ask_ahead=number < last)
 
     def _warn(self, events: Iterable[Event]) -> None:
-        """Warn once per client until its event changes."""
+        """Warn of an event once per client until its text changes; of a limited weight once per client."""
         for event in events:
-            if event.kind == "weight_limited":
-                if event.client in self._weight_limited:
-                    continue
-                self._weight_limited.add(event.client)
-            elif self._warned.get(event.client) == event.text:
-                continue
-            else:
-                self._warned[event.client] = event.text
-            warnings.warn(str(event), stacklevel=4)
+            limited = event.kind == "weight_limited"
+            last = self._warned.get((event.client, limited))
+            if last is None or (last != event.text and not limited):
+                self._warned[event.client, limited] = event.text
+                warnings.warn(str(event), stacklevel=4)
 
-    # --- what was measured
+    # --- evaluation
 
     def evaluate(self) -> Evaluation:
-        """The models of the participants of the last phase, as they measured them."""
+        """The evaluation of the last phase, which its participants have measured."""
         return self._evaluation(self._state.measured)
 
     def everyone(self) -> Evaluation:
-        """The models of all clients that can be reached. A client that was absent in the last phase receives its
-        answers and takes its local steps on a copy."""
+        """The evaluation of all clients that can be reached. A client that was absent in the last phase applies the
+        missed answers and takes its local steps on a copy of its state."""
         state = self._state
         absent = [client for client in range(self.data.clients) if client not in state.participants]
         inbox = Inbox((self._server.look(state, absent),), state.round, state.trip)
@@ -139,85 +139,88 @@ class Coordinator:
         return self._evaluation(inbox.measured)
 
     def _evaluation(self, measured: Mapping[Split, Counts]) -> Evaluation:
-        splits = measured.get(Split.TEST, {}), measured.get(Split.VALIDATION, {})
-        found = evaluation(*splits, self.criterion.score is None)
-        if found is None:
+        test, validation = measured.get(Split.TEST, {}), measured.get(Split.VALIDATION, {})
+        result = evaluation(test, validation, self.criterion.score is None)
+        if result is None:
             raise QuorumError("evaluation: got no measurement of any node, expected one of every node that trained")
-        return found
+        return result
 
     # --- checkpoints
 
     def state(self) -> dict[str, Any]:
         """Everything a later process needs to resume."""
-        known = {"samples": self.samples, "counts": self._nodes.counts}
-        return {"run": self.run, "standing": {**self._state.checkpoint(), **known}}
+        reported = {"samples": self.samples, "counts": self._nodes.counts}
+        return {"run": self.run, "standing": {**self._state.checkpoint(), **reported}}
 
     def load(self, state: dict[str, Any]) -> None:
         """Resume from `state()`."""
         if state["run"] != self.run:
             raise ValueError("checkpoint: it belongs to another model, method, setting, seed or initial weights")
-        kept = dict(state["standing"])
-        if "inbox" in kept:
+        standing = dict(state["standing"])
+        if "inbox" in standing:
             raise ValueError(
                 "checkpoint: it was made by an earlier version of pfedlms; finish this run with that version, or start "
                 "a new one in another folder with another run.seed"
             )
-        self.samples, self._nodes.counts = kept.pop("samples"), kept.pop("counts")
-        self._state = self._server.restore(kept)
+        self.samples, self._nodes.counts = standing.pop("samples"), standing.pop("counts")
+        self._state = self._server.restore(standing)
         self.rounds_played = self._state.round
 
 
-class Serving(ActiveRun):
-    """A run whose clients are nodes: a round is some trips to them, with a checkpoint after each."""
+class RunOnNodes(Running):
+    """A run whose clients are nodes, with a checkpoint after every trip."""
 
     federation: Coordinator
 
-    def __init__(self, config: Config, federation: Coordinator, directory: RunDirectory) -> None:
-        super().__init__(config, federation, directory)
-        self._folder = directory
+    def __init__(self, config: Config, coordinator: Coordinator, directory: RunDirectory) -> None:
+        super().__init__(config, coordinator, directory)
+        self._directory = directory
         self._report: RoundReport | None = None
-        federation.after_trip = self.checkpoint
+        coordinator.after_trip = self.checkpoint
 
     def start(self) -> None:
-        self._folder.mark_on_nodes()  # after the check that refuses the folder of a simulation
-        self.federation.start()
+        self._directory.mark_on_nodes()  # only now, because the folder of a simulation has been refused before
+        self.played.start()
 
     def step(self, evaluate: bool) -> RoundReport:
         self._report = self.federation.play_round()
         return self._report
 
-    def extra_fields(self, of: str) -> dict[str, Any]:
-        carried = {"transport": self.federation.carried}
-        report = self._report
-        if of == "summary" or report is None:
-            return carried if of == "summary" else {}
-        out = {"left_out": {str(client): why for client, why in sorted(report.left_out.items())}}
-        weakened = {"weakened": list(report.limited)} if report.limited else {}
-        return out if of == "round" else {**carried, **out, **weakened}
+    def more(self, of: str) -> dict[str, Any]:
+        transport = {"transport": self.played.transport_bytes}
+        if of == "summary":
+            return transport
+        if self._report is None:
+            return {}
+        left_out = {"left_out": {str(client): why for client, why in sorted(self._report.left_out.items())}}
+        if of == "round":
+            return left_out
+        return transport | left_out | ({"weakened": list(self._report.limited)} if self._report.limited else {})
 
 
 class RoundLog(Callback):
-    """One line per round: bytes, seconds, accuracy, and who was left out and why. What is measured of a round comes
-    after the round, so a line waits for it."""
+    """Logs one line per round: bytes, seconds, accuracy, and which clients were left out and why. An evaluation comes
+    after its round, so each line is written when the evaluation or the next round is there."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        self._say, self._line, self._out, self._before = say, "", "", time.monotonic()
+        self._say, self._line, self._left_out, self._last_time = say, "", "", time.monotonic()
 
     def on_start(self, run: RunInfo) -> None:
-        config, self._before = run.config, time.monotonic()
-        begun = f", resumed after round {run.round}" if run.round else ""
-        self._say(f"pfedlms: {config.method} on {config.data.title}, {config.train.rounds} rounds{begun}")
+        config, self._last_time = run.config, time.monotonic()
+        resumed = f", resumed after round {run.round}" if run.round else ""
+        self._say(f"pfedlms: {config.method} on {config.data.title}, {config.train.rounds} rounds{resumed}")
 
     def on_round(self, run: RunInfo, record: Mapping[str, Any]) -> None:
         self._flush()
-        sent, now = record["bytes"], time.monotonic()
-        up, down = (sum(count for name, count in sent.items() if name.startswith(way)) for way in ("up", "down"))
-        again = f" + {sent['catch_up']:,} to catch up" if sent["catch_up"] else ""
+        traffic, now = record["bytes"], time.monotonic()
+        up, down = (sum(count for name, count in traffic.items() if name.startswith(way)) for way in ("up", "down"))
+        catch_up = f" + {traffic['catch_up']:,} to catch up" if traffic["catch_up"] else ""
         self._line = (
             f"round {record['round']}/{run.config.train.rounds}: {len(record['participants'])} trained, loss "
-            f"{record['loss']:.4f}, {up:,} bytes up, {down:,} down{again}, {now - self._before:.1f} s"
+            f"{record['loss']:.4f}, {up:,} bytes up, {down:,} down{catch_up}, {now - self._last_time:.1f} s"
         )
-        self._out, self._before = "; ".join(f"{each}: {shown(why)}" for each, why in record["left_out"].items()), now
+        self._left_out = "; ".join(f"{client}: {shown(why)}" for client, why in record["left_out"].items())
+        self._last_time = now
 
     def on_evaluation(self, run: RunInfo, record: Mapping[str, Any]) -> None:
         self._line += f", {evaluation_text(record)}"
@@ -229,17 +232,17 @@ class RoundLog(Callback):
 
     def _flush(self) -> None:
         if self._line:
-            self._say(self._line + (f"; left out: {self._out}" if self._out else ""))
+            self._say(self._line + (f"; left out: {self._left_out}" if self._left_out else ""))
         self._line = ""
 
 
 def serve(
     config: Config, transport: Transport, callbacks: Sequence[Any] = (), problem: Problem = NAMED_PROBLEM
 ) -> dict[str, Any]:
-    """Run all remaining rounds of the run in `run.out`, with a checkpoint after every trip; returns its summary.
+    """Play all remaining rounds of the run in `run.out`, with a checkpoint after every trip; returns its summary.
 
-    Ctrl-C and SIGTERM write a summary with the status `interrupted`. Then the caller's signal handler is called;
-    without one SIGTERM ends the program with 143. Calling `serve` again resumes after the last trip.
+    After Ctrl-C or SIGTERM, the summary has the status `interrupted`. Then the caller's signal handler is called;
+    without one, SIGTERM ends the program with 143. Calling `serve` again resumes after the last trip.
     """
     if not config.run.out:
         raise UsageError("run.out: got nothing, expected the folder in which the server keeps its run")
@@ -250,8 +253,8 @@ def serve(
                 directory.open()
             else:
                 directory.create(config.to_toml())
-            serving = Serving(config, coordinator, directory)
-            return run_rounds(serving, callbacks, directory.load_checkpoint(), at_once=True)[0]
+            run = RunOnNodes(config, coordinator, directory)
+            return execute(run, callbacks, directory.load_checkpoint(), at_once=True)[0]
     except Stopped as stopped:
         handler = signal.getsignal(stopped.signal)
         if threading.current_thread() is threading.main_thread() and callable(handler):
@@ -259,17 +262,18 @@ def serve(
         raise SystemExit(128 + stopped.signal) from None
 
 
-def persist(serve: Callable[[], Any], attempts: int, say: Callable[[str], None]) -> None:
-    """Call `serve` again after a round in which too few nodes answered; QuorumError if the same round fails so many
-    times."""
-    left, stuck = attempts, None
+def serve_with_retries(play: Callable[[], Any], attempts: int, say: Callable[[str], None]) -> None:
+    """Call `play`, and again after each QuorumError, which means that too few nodes replied. The error is raised once
+    `attempts` calls have failed in the same round."""
+    attempts_left, failed_round = attempts, None
     while True:
         try:
-            serve()
+            play()
             return
         except QuorumError as error:
-            played = (error.summary or {}).get("rounds")
-            left, stuck = (left if played == stuck else attempts) - 1, played
-            if not left:
+            rounds = (error.summary or {}).get("rounds")
+            attempts_left = (attempts_left if rounds == failed_round else attempts) - 1
+            failed_round = rounds
+            if not attempts_left:
                 raise
-            say(f"pfedlms: {error}; {left} more attempts")
+            say(f"pfedlms: {error}; {attempts_left} more attempts")

@@ -1,28 +1,29 @@
-"""Requests and replies between a server and a node: small checked envelopes around frames of the wire format.
+"""Requests and replies between the server and a node: envelopes with a checksum around frames of the wire format.
 
     offset size
     0      4     magic "PFLE"
     4      1     version of this envelope
-    5      1     kind: 0 request, 1 request to look, 2 reply
+    5      1     kind: 0 request, 1 request to measure only, 2 reply
     6      2     reserved, zero
-    8      8     run: digest of everything both ends must agree on
+    8      8     run: digest of everything the server and the node must agree on
     16     4     client
     20     4     round
-    24     8     trip: requests of a run are numbered, all clients' together
+    24     8     trip: its number, counted from the start of the run
     32     8     length of the body in bytes
     40     4     CRC-32 (zlib's) of bytes 0–39 and the body
 
-The body is a row of records, each 16 bytes and its data:
+The body is a sequence of records. Each is 16 bytes and its data:
 
-    0      1     code
-    1      1     index: of an exchange, or of what was measured
+    0      1     code, as in `engine.transport`
+    1      1     index: of an exchange, or of the split that was measured
     2      2     flags
-    4      4     number: of a round or phase, or how many answers a node knows
+    4      4     number: of a round or phase, or of answers that the node knows
     8      8     length of the data in bytes
 
-Numbers are unsigned, little endian. A request lists the node's orders, in order. A reply has one record for each SEND
-and TRAIN of its request, in their order, and ANSWERS_KNOWN; or REFUSED and, if it is the node's own, ANSWERS_KNOWN.
-Every length is compared with the bytes received before memory is allocated. Codes are those of `engine.transport`.
+Numbers are unsigned, little endian. The records of a request are orders, which the node executes one after the other.
+A reply has one record for each SEND and TRAIN of its request, in the same order, and ANSWERS_KNOWN. A refusal has
+REFUSED instead; ANSWERS_KNOWN follows only if the node itself refuses. Every length is compared with the bytes received
+before memory is allocated.
 """
 
 from __future__ import annotations
@@ -50,29 +51,29 @@ VERSION = 1
 _HEADER = struct.Struct("<4sBBH8sIIQQ")
 _CRC = struct.Struct("<I")
 RECORD = struct.Struct("<BBHIQ")
-TRAINED = struct.Struct("<Id")
-MEASURED = struct.Struct("<ddI")
+TRAINING = struct.Struct("<Id")
+MEASUREMENT = struct.Struct("<ddI")
 ENVELOPE_BYTES = _HEADER.size + _CRC.size
 RECORD_BYTES = RECORD.size
-LONGEST_TEXT = 2000
-LARGEST_LOSS = 1e12
-"""Of a sample. Sums over clients and rounds stay finite."""
+MAX_TEXT_BYTES = 2000
+MAX_LOSS = 1e12
+"""Largest loss per sample. Sums over clients and rounds stay finite."""
 
 
 class Kind(IntEnum):
     REQUEST = 0
     LOOK = 1
-    """As REQUEST, but executed on a copy of the node's state."""
+    """A request that the node executes on a copy of its state, to measure its model."""
     REPLY = 2
 
 
-class Why(IntEnum):
-    """Why a node refuses."""
+class Reason(IntEnum):
+    """Reason a node refuses."""
 
     BROKEN = 0
     """The request cannot be read, or a frame in it is not valid."""
     RUN = 1
-    """It is of another run, or its ends differ in settings, model or w⁰."""
+    """It is of another run, or server and node differ in settings, model or w⁰."""
     CLIENT = 2
     """It is for another client."""
     STALE = 3
@@ -96,8 +97,9 @@ class Envelope:
 
     def encode(self) -> bytes:
         parts = []
-        for each in self.records:
-            parts += [RECORD.pack(each.code, each.index, each.flags, each.number, len(each.data)), each.data]
+        for record in self.records:
+            header = RECORD.pack(record.code, record.index, record.flags, record.number, len(record.data))
+            parts += [header, record.data]
         body = b"".join(parts)
         header = _HEADER.pack(
             MAGIC, VERSION, self.kind, 0, self.run, self.client, self.round, self.trip, len(body)
@@ -110,8 +112,8 @@ class Envelope:
 
 
 def decode(data: bytes, most_records: int | None = None) -> Envelope:
-    """Parse and check one envelope; raises the matching WireError if it is not valid, or as soon as there are more
-    records than expected. Data of records are views."""
+    """Parse and check one envelope. Raises the matching WireError if it is not valid or has more than `most_records`.
+    The data of its records are views."""
     view = memoryview(data).cast("B").toreadonly()
     if len(view) < ENVELOPE_BYTES:
         raise TruncatedError(f"envelope: got {len(view)} bytes, expected a header of {ENVELOPE_BYTES}")
@@ -122,8 +124,8 @@ def decode(data: bytes, most_records: int | None = None) -> Envelope:
         raise VersionError(f"envelope: got version {version}, expected {VERSION}; update the older end")
     body = view[ENVELOPE_BYTES:]
     if len(body) != length:
-        short = len(body) < length
-        raise (TruncatedError if short else OversizedError)(f"envelope: got {len(body)} bytes, expected {length}")
+        error = TruncatedError if len(body) < length else OversizedError
+        raise error(f"envelope: got {len(body)} bytes, expected {length}")
     (checksum,) = _CRC.unpack_from(view, _HEADER.size)
     actual = crc32(body, crc32(view[: _HEADER.size]))
     if checksum != actual:
@@ -136,71 +138,71 @@ def decode(data: bytes, most_records: int | None = None) -> Envelope:
 
 
 def _records(body: memoryview, most: int | None) -> tuple[Record, ...]:
-    found, at = list[Record](), 0
+    records, at = list[Record](), 0
     while at < len(body):
-        if len(found) == most:
+        count = len(records)
+        if count == most:
             raise OversizedError(f"envelope: got more than {most} records, as follows from the request")
         if len(body) - at < RECORD_BYTES:
-            raise TruncatedError(f"record {len(found)}: got {len(body) - at} bytes, expected {RECORD_BYTES}")
+            raise TruncatedError(f"record {count}: got {len(body) - at} bytes, expected {RECORD_BYTES}")
         code, index, flags, number, length = RECORD.unpack_from(body, at)
         at += RECORD_BYTES
         if length > len(body) - at:
-            raise TruncatedError(f"record {len(found)}: got {len(body) - at} bytes of data, expected {length}")
+            raise TruncatedError(f"record {count}: got {len(body) - at} bytes of data, expected {length}")
         if code not in list(Code):
-            raise DecodeError(f"record {len(found)}: got code {code}, expected 0 to {max(Code)}")
-        found.append(Record(Code(code), number, index, flags, body[at : at + length]))
+            raise DecodeError(f"record {count}: got code {code}, expected 0 to {max(Code)}")
+        records.append(Record(Code(code), number, index, flags, body[at : at + length]))
         at += length
-    return tuple(found)
+    return tuple(records)
 
 
-def refusal(request: Envelope, why: Why, text: str, answers_known: int | None = None) -> bytes:
-    """A reply: the request was not executed. A transport makes one of Why.FAILED if it knows why a reply is missing.
-    Only the node itself adds `answers_known`."""
-    words = text.encode()[:LONGEST_TEXT]
-    known = [] if answers_known is None else [Record(Code.ANSWERS_KNOWN, answers_known)]
-    return request.reply(Record(Code.REFUSED, flags=why, data=words), *known).encode()
+def refusal(request: Envelope, reason: Reason, text: str, answers_known: int | None = None) -> bytes:
+    """The encoded reply that the request was not executed. The node itself adds `answers_known`. A transport that knows
+    why no reply comes makes a refusal with Reason.FAILED, without `answers_known`."""
+    records = [Record(Code.REFUSED, flags=reason, data=text.encode()[:MAX_TEXT_BYTES])]
+    if answers_known is not None:
+        records.append(Record(Code.ANSWERS_KNOWN, answers_known))
+    return request.reply(*records).encode()
 
 
-def reason(record: Record) -> str:
-    """The text of a REFUSED record, harmless on a terminal."""
-    name = Why(record.flags).name if record.flags in list(Why) else f"reason {record.flags}"
-    words = bytes(record.data[:LONGEST_TEXT]).decode(errors="replace")
-    if "got magic b'PFLS'" in words:
-        words = (
-            "its pfedlms does not know signed requests; update pfedlms there and run `pfedlms deploy upgrade FOLDER`"
-        )
-    return f"{name.lower()}: {shown(words)}"
+def refusal_text(record: Record) -> str:
+    """The reason and text of a REFUSED record, with control characters escaped."""
+    name = Reason(record.flags).name if record.flags in list(Reason) else f"reason {record.flags}"
+    text = bytes(record.data[:MAX_TEXT_BYTES]).decode(errors="replace")
+    if "got magic b'PFLS'" in text:
+        text = "its pfedlms does not know signed requests; update pfedlms there and run `pfedlms deploy upgrade FOLDER`"
+    return f"{name.lower()}: {shown(text)}"
 
 
-def trained(phase: int, samples: int, loss: float) -> Record:
-    return Record(Code.TRAIN, phase, data=TRAINED.pack(samples, loss))
+def training_record(phase: int, samples: int, loss: float) -> Record:
+    return Record(Code.TRAIN, phase, data=TRAINING.pack(samples, loss))
 
 
-def read_trained(record: Record) -> tuple[int, float]:
-    """N_k and the loss."""
-    if len(record.data) != TRAINED.size:
-        raise DecodeError(f"trained: got {len(record.data)} bytes, expected {TRAINED.size}")
-    samples, loss = TRAINED.unpack(record.data)
-    if samples < 1 or not abs(loss) <= LARGEST_LOSS:
+def read_training(record: Record) -> tuple[int, float]:
+    """N_k and the loss of a training record."""
+    if len(record.data) != TRAINING.size:
+        raise DecodeError(f"trained: got {len(record.data)} bytes, expected {TRAINING.size}")
+    samples, loss = TRAINING.unpack(record.data)
+    if samples < 1 or not abs(loss) <= MAX_LOSS:
         raise DecodeError(
-            f"trained: got {samples} samples and a loss of {loss}, expected some and a loss of at most {LARGEST_LOSS:g}"
+            f"trained: got {samples} samples and a loss of {loss}, expected some and a loss of at most {MAX_LOSS:g}"
         )
     return samples, loss
 
 
-def measured(split: Split, correct: float, loss: float, samples: int) -> Record:
-    return Record(Code.MEASURED, index=split, data=MEASURED.pack(correct, loss, samples))
+def measurement_record(split: Split, correct: float, loss: float, samples: int) -> Record:
+    return Record(Code.MEASURED, index=split, data=MEASUREMENT.pack(correct, loss, samples))
 
 
-def read_measured(record: Record, percent: bool) -> tuple[Split, tuple[float, float, int]]:
-    """The split, correct predictions (or the sum of a custom metric), summed loss, and samples."""
-    if record.index not in list(Split) or len(record.data) != MEASURED.size:
-        raise DecodeError(f"measured: got {len(record.data)} bytes of {record.index}, expected {MEASURED.size}")
-    correct, loss, samples = MEASURED.unpack(record.data)
+def read_measurement(record: Record, percent: bool) -> tuple[Split, tuple[float, float, int]]:
+    """The split, and its correct predictions (or the sum of a custom metric), summed loss and number of samples."""
+    if record.index not in list(Split) or len(record.data) != MEASUREMENT.size:
+        raise DecodeError(f"measured: got {len(record.data)} bytes of {record.index}, expected {MEASUREMENT.size}")
+    correct, loss, samples = MEASUREMENT.unpack(record.data)
     is_count = isfinite(correct) and correct.is_integer() and 0 <= correct <= samples
-    if not (isfinite(correct) and abs(loss) <= LARGEST_LOSS * max(1, samples) and (is_count or not percent)):
+    if not (isfinite(correct) and abs(loss) <= MAX_LOSS * max(1, samples) and (is_count or not percent)):
         raise DecodeError(
             f"measured: got {correct} of {samples} with a loss of {loss}, expected a count of at most as many and "
-            f"a loss of at most {LARGEST_LOSS:g} per sample"
+            f"a loss of at most {MAX_LOSS:g} per sample"
         )
     return Split(record.index), (int(correct) if percent else correct, loss, samples)

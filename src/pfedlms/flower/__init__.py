@@ -1,4 +1,4 @@
-"""The methods on Flower's SuperLink and SuperNodes; it needs the extra `flower`.
+"""Runs on Flower's SuperLink and SuperNodes; needs the extra `flower`.
 
 Flower carries bytes between `pfedlms.deploy.serve` on the server and a `pfedlms.deploy.Node` on each node; nothing in
 this folder knows a method. `pfedlms deploy init DIR` writes the app that `flwr run` takes.
@@ -18,8 +18,8 @@ def server(file: str | Path, problem: Any = None) -> Any:
     """The ServerApp of the run that a TOML file describes.
 
     Args:
-        file: the configuration; keys of the run config come on top of it.
-        problem: `pfedlms.Problem(model=…, loss=…, metric=…)`, where the configuration says "custom" of one of them.
+        file: the configuration; keys of Flower's run config override it.
+        problem: `pfedlms.Problem(model=…, loss=…, metric=…)`, if the configuration has "custom" for one of them.
     """
     return _apps().server_app(Path(file), problem)
 

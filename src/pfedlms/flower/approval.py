@@ -1,8 +1,8 @@
-"""Which runs this machine takes part in: an allow-list of apps, by their hash, and of configurations.
+"""The allow-list of a machine: which apps it runs, by their hash, and with which settings.
 
-A line of `approved.jsonl` is an app with the settings it may be run with. The machine's owner writes it with
-`pfedlms deploy approve FOLDER`, from the copy of the app that the owner has read. The launcher compares a run with it
-before any code of the run's app is installed or executed.
+A line of `approved.jsonl` is an app with the settings it may be run with. The machine's owner adds it with
+`pfedlms deploy approve FOLDER`, from the copy of the app that the owner has read. The launcher compares a run with the
+list before any code of the run's app is installed or executed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import tomllib
 import warnings
 from collections.abc import Mapping
 from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
@@ -21,9 +22,7 @@ from pfedlms.errors import PfedlmsError, UsageError, shown
 from pfedlms.flower import audit
 
 NODE, SERVER = "approved.jsonl", "approved-server.jsonl"
-"""Allow-lists of a folder: of the nodes on this machine, and of its server."""
-_SERVERS = ("flower.", "run.")
-_SEED = "run.seed"
+"""Allow-lists of a folder: for the nodes on this machine, and for its server."""
 
 
 class NotApprovedError(PfedlmsError):
@@ -34,7 +33,7 @@ def build(app: Path) -> bytes:
     """The app as Flower sends it; the same bytes on every machine that has the same files."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of what Flower itself imports
+            warnings.simplefilter("ignore", DeprecationWarning)  # Flower's own imports cause some
             from flwr.cli.build import build_fab_from_disk
 
             return bytes(build_fab_from_disk(app))
@@ -43,7 +42,7 @@ def build(app: Path) -> bytes:
 
 
 def approve(folder: Path, settings: Mapping[str, Any], file: str = NODE) -> dict[str, Any]:
-    """Add the app of this folder, with its own settings and these on top, to an allow-list."""
+    """Add the app of this folder, with its own settings and these overrides, to an allow-list. Returns the entry."""
     content = build(folder / "app")
     entry = {"app": _sha256(content), "configuration": configuration(content, settings), "settings": dict(settings)}
     if entry not in _entries(folder / file):
@@ -52,10 +51,10 @@ def approve(folder: Path, settings: Mapping[str, Any], file: str = NODE) -> dict
 
 
 def run_config(arguments: list[str]) -> dict[str, Any]:
-    """Settings of `--run-config`, read as Flower reads them."""
+    """The settings in `--run-config` arguments, read as Flower reads them."""
     from flwr.common.config import parse_config_args
 
-    texts = [arguments[i + 1] for i, each in enumerate(arguments[:-1]) if each in ("--run-config", "-c")]
+    texts = [value for option, value in pairwise(arguments) if option in ("--run-config", "-c")]
     try:
         return dict(parse_config_args(texts)) if texts else {}
     except Exception as error:  # Flower raises what its parser does
@@ -63,16 +62,16 @@ def run_config(arguments: list[str]) -> dict[str, Any]:
 
 
 def check(file: Path, content: bytes, override: Mapping[str, Any]) -> str:
-    """The hash of an approved app; NotApprovedError says what to do about one that is not."""
-    app, entries = _sha256(content), _entries(file)
-    same = [each for each in entries if each["app"] == app]
-    if not same:
+    """The hash of the app, if this run is approved; NotApprovedError says what to do if it is not."""
+    app = _sha256(content)
+    configurations = [entry["configuration"] for entry in _entries(file) if entry["app"] == app]
+    if not configurations:
         raise NotApprovedError(
             f"this machine has not approved app {app[:16]}; its owner compares the app with the server's and runs "
             "`pfedlms deploy approve FOLDER`"
         )
-    if configuration(content, override) not in [each["configuration"] for each in same]:
-        changed = ", ".join(f"{key}={value}" for key, value in sorted(override.items()) if not _is_servers(key))
+    if configuration(content, override) not in configurations:
+        changed = ", ".join(f"{key}={value}" for key, value in sorted(override.items()) if _needs_approval(key))
         raise NotApprovedError(
             f"this machine has approved app {app[:16]}, but not with {shown(changed) or 'its own settings'}; its owner "
             "runs `pfedlms deploy approve FOLDER --run-config '...'`"
@@ -81,32 +80,32 @@ def check(file: Path, content: bytes, override: Mapping[str, Any]) -> str:
 
 
 def configuration(content: bytes, override: Mapping[str, Any]) -> str:
-    """SHA-256 of all settings of a run that matter on a node."""
+    """SHA-256 of all settings of a run that need approval."""
     try:
         with ZipFile(BytesIO(content)) as archive:
-            settings = declared(archive.read("pyproject.toml").decode()) | dict(override)
+            settings = declared_settings(archive.read("pyproject.toml").decode()) | dict(override)
     except (BadZipFile, KeyError, ValueError, AttributeError) as error:
         raise NotApprovedError(f"the app cannot be read ({type(error).__name__})") from error
-    kept = {key: value for key, value in settings.items() if not _is_servers(key)}
-    return _sha256(json.dumps(kept, sort_keys=True).encode())
+    approved = {key: value for key, value in settings.items() if _needs_approval(key)}
+    return _sha256(json.dumps(approved, sort_keys=True).encode())
 
 
-def declared(pyproject: str) -> dict[str, Any]:
+def declared_settings(pyproject: str) -> dict[str, Any]:
     """The run config that an app's pyproject.toml declares, by section and key: `train.rounds`."""
     sections = tomllib.loads(pyproject)["tool"]["flwr"]["app"].get("config", {})
-    return {f"{section}.{key}": value for section, own in sections.items() for key, value in own.items()}
+    return {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()}
 
 
-def _is_servers(key: str) -> bool:
-    """Whether a setting is about the server, or left to the node's owner."""
-    return key.startswith(_SERVERS) and key != _SEED
+def _needs_approval(key: str) -> bool:
+    """Whether a setting counts: those about the server do not, nor those that a node's owner sets."""
+    return key == "run.seed" or not key.startswith(("flower.", "run."))
 
 
 def _entries(file: Path) -> list[dict[str, Any]]:
     if not file.exists():
         return []
     lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    return [{key: each[key] for key in ("app", "configuration", "settings")} for each in lines]
+    return [{key: line[key] for key in ("app", "configuration", "settings")} for line in lines]
 
 
 def _sha256(content: bytes) -> str:

@@ -1,5 +1,5 @@
-"""The server and a node of a run as Flower's ServerApp and ClientApp: bytes in, bytes out. Every message opens the node
-from its disk and closes it again."""
+"""The server and a node of a run as Flower's ServerApp and ClientApp. For every message, the node is opened from its
+disk and closed again."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import logging
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, wait
 from datetime import UTC, datetime
@@ -23,10 +24,10 @@ from flwr.serverapp import Grid, ServerApp
 
 from pfedlms import __version__
 from pfedlms.deploy import Node, serve
-from pfedlms.deploy.coordinator import RoundLog, persist
-from pfedlms.deploy.envelope import decode, reason
-from pfedlms.deploy.ground import Ground
+from pfedlms.deploy.coordinator import RoundLog, serve_with_retries
+from pfedlms.deploy.envelope import decode, refusal_text
 from pfedlms.deploy.nodes import message_bytes
+from pfedlms.deploy.run_setup import RunSetup
 from pfedlms.engine.transport import Code
 from pfedlms.errors import UsageError, shown
 from pfedlms.experiment.config import Config
@@ -34,88 +35,88 @@ from pfedlms.experiment.prepare import NAMED_PROBLEM
 from pfedlms.experiment.problem import Problem
 from pfedlms.flower import audit
 from pfedlms.flower.carrier import CHECK, CHECK_RECORD, REQUEST, WHO, Carrier, Failure
-from pfedlms.flower.config import FlowerSection, NodeSection, configured, seated
-from pfedlms.flower.signing import SealedNode, SigningTransport, check_query, private_key, public_key, query
+from pfedlms.flower.config import FlowerSection, NodeSection, node_settings, run_settings
+from pfedlms.flower.signing import SealedNode, SigningTransport, check_query, private_key, public_key, sign_query
 
 _LONGEST_CHECK = 4096
-"""Bytes that a node may answer to a check."""
-_PULL = 1.0
-"""Seconds after which replies that are still being uploaded are left to the next look."""
-_GONE = 5
-"""Flower's code for a node that is not there any more."""
+"""Most bytes that are read of a node's answer to a check."""
+_PULL_SECONDS = 1.0
+"""How long a look for replies waits for one that is still being uploaded."""
+_NODE_GONE = 5
+"""Flower's error code for a node that is offline."""
 say = logging.getLogger("flwr").info
 
 
-def record(data: bytes) -> RecordDict:
+def to_record(data: bytes) -> RecordDict:
     """Bytes as Flower carries them."""
     return RecordDict({"pfedlms": ConfigRecord({"bytes": data})})
 
 
 def versions() -> dict[str, str]:
-    """What both ends should have alike."""
+    """Versions that the server and all nodes should have in common."""
     return {"pfedlms": __version__, "torch": torch.__version__.partition("+")[0], "flwr": flwr.__version__}
 
 
 # --- a node
 
 
-def client_app(file: Path, given: Problem | None) -> Any:
-    """See `flower.client`. What a handler raises reaches the server as the reason why this node is left out."""
-    problem = given or NAMED_PROBLEM
+def client_app(file: Path, custom: Problem | None) -> Any:
+    """See `flower.client`. If a handler raises, the server gets the text as the reason why it leaves this node out."""
+    problem = custom or NAMED
 
-    def seat_of(context: Context) -> tuple[Config, NodeSection, Path, Ed25519PublicKey | None]:
-        config, seat, folder = seated(*configured(file, context.run_config), context.node_config)
-        return config, seat, folder, public_key(Path(seat.server_key)) if seat.server_key else None
+    def settings(context: Context) -> tuple[Config, NodeSection, Path, Ed25519PublicKey | None]:
+        config, section, folder = node_settings(*run_settings(file, context.run_config), context.node_config)
+        return config, section, folder, public_key(Path(section.server_key)) if section.server_key else None
 
-    def who(data: bytes, context: Context) -> bytes:
-        _, seat, _, key = seat_of(context)
+    def name_place(data: bytes, context: Context) -> bytes:
+        _, section, _, key = settings(context)
         check_query(data, key, context.run_id, WHO, context.node_id)
-        return str(seat.partition_id).encode()
+        return str(section.partition_id).encode()
 
-    def check(data: bytes, context: Context) -> bytes:
-        config, seat, folder, key = seat_of(context)
+    def describe_node(data: bytes, context: Context) -> bytes:
+        config, section, folder, key = settings(context)
         check_query(data, key, context.run_id, CHECK, context.node_id)
-        with Node(config, seat.partition_id, folder, seat.data or None, problem) as node:
-            return json.dumps({**versions(), "digest": node.run.hex(), "place": str(seat.partition_id)}).encode()
+        with Node(config, section.partition_id, folder, section.data or None, problem) as node:
+            return json.dumps({**versions(), "digest": node.run.hex(), "place": str(section.partition_id)}).encode()
 
-    def request(data: bytes, context: Context) -> bytes:
-        config, seat, folder, key = seat_of(context)
-        with Node(config, seat.partition_id, folder, seat.data or None, problem) as node:
+    def execute(data: bytes, context: Context) -> bytes:
+        config, section, folder, key = settings(context)
+        with Node(config, section.partition_id, folder, section.data or None, problem) as node:
             reply = SealedNode(node, key).handle(data)
-            remove_old(folder, node.path, seat.keep)
-        audit.append(folder / "audit.jsonl", **left(context.run_id, data, reply))
+            remove_old_states(folder, node.path, section.keep)
+        audit.append(folder / "audit.jsonl", **audit_fields(context.run_id, data, reply))
         return reply
 
-    def carried(handler: Any) -> Any:
+    def on_messages(handler: Any) -> Any:
         def handle(message: Message, context: Context) -> Message:
-            return Message(record(handler(message.content["pfedlms"]["bytes"], context)), reply_to=message)
+            return Message(to_record(handler(message.content["pfedlms"]["bytes"], context)), reply_to=message)
 
         return handle
 
     app = ClientApp()
-    app.query(WHO.partition(".")[2])(carried(who))
-    app.query(CHECK.partition(".")[2])(carried(check))
-    app.train(REQUEST.partition(".")[2])(carried(request))
+    app.query(WHO.partition(".")[2])(on_messages(name_place))
+    app.query(CHECK.partition(".")[2])(on_messages(describe_node))
+    app.train(REQUEST.partition(".")[2])(on_messages(execute))
     return app
 
 
-def left(flower_run: int, request: bytes, reply: bytes) -> dict[str, Any]:
-    """What a request made leave this node, for its audit log."""
-    said, kinds = decode(reply), dict[str, int]()
-    for each in said.records:
-        kinds[each.code.name.lower()] = kinds.get(each.code.name.lower(), 0) + len(each.data)
-    refused = [reason(each) for each in said.records if each.code == Code.REFUSED]
+def audit_fields(flower_run: int, request: bytes, data: bytes) -> dict[str, Any]:
+    """A line of the node's audit log: what left the node in reply to a request."""
+    reply, kinds = decode(data), Counter[str]()
+    for record in reply.records:
+        kinds[record.code.name.lower()] += len(record.data)
+    refused = [refusal_text(record) for record in reply.records if record.code == Code.REFUSED]
     return {
-        "event": "reply", "flower_run": flower_run, "run": said.run.hex(), "client": said.client,
-        "round": said.round + 1, "trip": said.trip, "received": len(request), "sent": len(reply), "kinds": kinds,
+        "event": "reply", "flower_run": flower_run, "run": reply.run.hex(), "client": reply.client,
+        "round": reply.round + 1, "trip": reply.trip, "received": len(request), "sent": len(data), "kinds": kinds,
         "refused": "".join(refused),
     }  # fmt: skip
 
 
-def remove_old(folder: Path, own: Path, days: int) -> None:
-    """Remove the state of other runs that was not touched for so many days; 0: keep all."""
+def remove_old_states(folder: Path, current: Path, days: int) -> None:
+    """Remove the states of other runs that did not change for so many days; 0: keep all."""
     for file in folder.glob("client-*.pt") if days else ():
-        if file != own and time.time() - file.stat().st_mtime > days * 86400:
+        if file != current and time.time() - file.stat().st_mtime > days * 86400:
             file.unlink(missing_ok=True)
             file.with_suffix(".lock").unlink(missing_ok=True)
 
@@ -123,21 +124,21 @@ def remove_old(folder: Path, own: Path, days: int) -> None:
 # --- the server
 
 
-def server_app(file: Path, given: Problem | None) -> Any:
+def server_app(file: Path, custom: Problem | None) -> Any:
     """See `flower.server`."""
-    problem = given or NAMED_PROBLEM
+    problem = custom or NAMED
 
     def main(grid: Grid, context: Context) -> None:
-        config, flower = configured(file, context.run_config)
-        clients, key = config.data.clients, _key(flower)
-        ground = Ground(config, problem=problem)
+        config, flower = run_settings(file, context.run_config)
+        clients, key = config.data.clients, _signing_key(flower)
+        setup = RunSetup(config, problem=problem)
         carrier = Carrier(
-            GridPost(grid), clients, flower.pinned(clients), say,
-            query=lambda kind, node: query(key, context.run_id, kind, node),
+            FlowerGrid(grid), clients, flower.pinned_nodes(clients), say,
+            query=lambda kind, node: sign_query(key, context.run_id, kind, node),
         )  # fmt: skip
 
-        def note(record: dict[str, Any]) -> None:
-            """One line per round and node."""
+        def log_request(record: dict[str, Any]) -> None:
+            """One line per trip and node."""
             if flower.audit:
                 audit.append(Path(flower.audit), **record, node=carrier.places.get(record["client"]))
             say(
@@ -146,121 +147,125 @@ def server_app(file: Path, given: Problem | None) -> Any:
             )
 
         def play() -> None:
-            there = carrier.gather(flower.wait, config.run.timeout)
-            say(f"pfedlms: {len(there)} of {clients} places are taken")
-            signed = SigningTransport(carrier, key, message_bytes(ground), note)
-            serve(config, signed, [RoundLog(say)], problem)
+            online = carrier.wait_for_nodes(flower.wait, config.run.timeout)
+            say(f"pfedlms: {len(online)} of {clients} places are taken")
+            transport = SigningTransport(carrier, key, message_bytes(setup), log_request)
+            serve(config, transport, [RoundLog(say)], problem)
 
         if flower.audit:
-            known = {"method": config.method, "digest": ground.run.hex(), "check": flower.check}
-            audit.append(Path(flower.audit), "run", flower_run=context.run_id, **known)
+            run = {"method": config.method, "digest": setup.run.hex(), "check": flower.check}
+            audit.append(Path(flower.audit), "run", flower_run=context.run_id, **run)
         with warnings.catch_warnings():
             warnings.simplefilter("always")
-            warnings.showwarning = lambda message, *rest, **more: say(f"pfedlms: {shown(str(message), 1000)}")
+            warnings.showwarning = lambda message, *_, **__: say(f"pfedlms: {shown(str(message), 1000)}")
             if flower.check:
-                check_nodes(config, carrier, carrier.survey(flower.wait, config.run.timeout), ground.run)
+                check_nodes(config, carrier, carrier.survey(flower.wait, config.run.timeout), setup.run)
             else:
-                persist(play, flower.attempts, say)
+                serve_with_retries(play, flower.attempts, say)
 
     app = ServerApp()
     app.main()(main)
     return app
 
 
-def _key(flower: FlowerSection) -> Ed25519PrivateKey:
+def _signing_key(flower: FlowerSection) -> Ed25519PrivateKey:
     if flower.key:
         return private_key(Path(flower.key))
     say("pfedlms: flower.key is empty: requests are signed with a new key, which nodes with a server-key refuse")
     return Ed25519PrivateKey.generate()
 
 
-def check_nodes(config: Config, carrier: Carrier, there: set[int], run: bytes) -> None:
-    """Whether the nodes that are online run what the server runs, as records in the log; UsageError if not."""
-    if not there:
+def check_nodes(config: Config, carrier: Carrier, online: set[int], run: bytes) -> None:
+    """Compare the nodes that are online with the server, and log the results. Raises UsageError if one is wrong."""
+    if not online:
         raise UsageError("check: no node is online; start node-K.sh on each, and look at what it prints")
-    here, found = {**versions(), "digest": run.hex()}, list[tuple[str, bool]]()
-    for client, said in sorted(carrier.ask(CHECK, config.run.timeout).items()):
-        text = said.text if isinstance(said, Failure) else differing({**here, "place": str(client)}, said)
-        found.append((f"client {client}, node {carrier.places[client]}: {shown(text) or 'as the server'}", bool(text)))
-    for client, nodes in sorted(carrier.rivals.items()):
-        found.append((f"client {client}: nodes {', '.join(map(str, nodes))} all say that this is their place", True))
-    found += [(f"node {node}: has no place among {config.data.clients}", True) for node in sorted(carrier.strangers)]
-    same = ", ".join(f"{name} {value}" for name, value in here.items())
-    found.append((f"{len(there)} of {config.data.clients} places are taken; the server has {same}", False))
-    for text, wrong in found:
+    server, results = {**versions(), "digest": run.hex()}, list[tuple[str, bool]]()
+    for client, answer in sorted(carrier.ask_all(CHECK, config.run.timeout).items()):
+        expected = {**server, "place": str(client)}
+        text = answer.text if isinstance(answer, Failure) else describe_differences(expected, answer)
+        results.append(
+            (f"client {client}, node {carrier.places[client]}: {shown(text) or 'as the server'}", bool(text))
+        )
+    for client, nodes in sorted(carrier.contested_places.items()):
+        results.append((f"client {client}: nodes {', '.join(map(str, nodes))} all say that this is their place", True))
+    for node in sorted(carrier.nodes_without_place):
+        results.append((f"node {node}: has no place among {config.data.clients}", True))
+    facts = ", ".join(f"{name} {value}" for name, value in server.items())
+    results.append((f"{len(online)} of {config.data.clients} places are taken; the server has {facts}", False))
+    for text, wrong in results:
         say(CHECK_RECORD + json.dumps({"text": text, "wrong": wrong}))
-    if count := sum(wrong for _, wrong in found):
+    if count := sum(wrong for _, wrong in results):
         raise UsageError(f"check: {count} things are wrong; see the lines above")
 
 
-def differing(here: Mapping[str, str], said: bytes) -> str:
-    """What a node has that the server has not."""
+def describe_differences(server: Mapping[str, str], answer: bytes) -> str:
+    """In which values a node's answer to a check differs from the server; empty: in none."""
     try:
-        there = dict(json.loads(said[:_LONGEST_CHECK]))
+        node = dict(json.loads(answer[:_LONGEST_CHECK]))
     except (ValueError, TypeError):
         return "got no answer that can be read"
     return ", ".join(
-        f"{name}: got {shown(str(there.get(name)), 80)}, expected {value}"
-        for name, value in here.items()
-        if there.get(name) != value
+        f"{name}: got {shown(str(node.get(name)), 80)}, expected {value}"
+        for name, value in server.items()
+        if node.get(name) != value
     )
 
 
-class GridPost:
-    """Flower's grid as a `Post`."""
+class FlowerGrid:
+    """Flower's grid as a `MessageService`."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
         self._sent: dict[str, int] = {}
-        """Nodes by the name of a message."""
+        """Nodes by message id."""
         self._pulling: dict[int, Future[list[Message]]] = {}
-        """What is being pulled, by node."""
-        self._came: dict[str, bytes | Failure] = {}
-        """Replies that nobody has asked for since they came."""
+        """Pulls that are under way, by node."""
+        self._replies: dict[str, bytes | Failure] = {}
+        """Replies that have come and were not returned yet, by message id."""
 
     def nodes(self) -> set[int]:
         return set(self._grid.get_node_ids())
 
-    def push(self, kind: str, letters: Mapping[int, bytes], ttl: float) -> dict[str, int]:
-        messages = [
-            Message(record(data), dst_node_id=node, message_type=kind, ttl=ttl) for node, data in letters.items()
-        ]
-        # Flower gives no name to what it could not send.
-        names = self._grid.push_messages(messages)
-        sent = {name: node for name, node in zip(names, letters, strict=True) if name}
+    def push(self, kind: str, messages: Mapping[int, bytes], ttl: float) -> dict[str, int]:
+        message_ids = self._grid.push_messages([
+            Message(to_record(data), dst_node_id=node, message_type=kind, ttl=ttl) for node, data in messages.items()
+        ])  # fmt: skip
+        # Flower gives no id to a message that it could not send.
+        sent = {message_id: node for message_id, node in zip(message_ids, messages, strict=True) if message_id}
         self._sent |= sent
         return sent
 
-    def pull(self, names: Iterable[str]) -> dict[str, bytes | Failure]:
-        names = list(names)
+    def pull(self, message_ids: Iterable[str]) -> dict[str, bytes | Failure]:
+        message_ids = list(message_ids)
         by_node: dict[int, list[str]] = {}
-        for name in names:
-            by_node.setdefault(self._sent.get(name, 0), []).append(name)
+        for message_id in message_ids:
+            by_node.setdefault(self._sent.get(message_id, 0), []).append(message_id)
         for node in by_node.keys() - self._pulling.keys():
-            self._pulling[node] = pulling = Future[list[Message]]()
-            Thread(target=self._pull, args=(by_node[node], pulling), daemon=True).start()
-        done = wait([self._pulling[node] for node in by_node], _PULL).done
-        for node in [node for node, each in self._pulling.items() if each in done]:
+            self._pulling[node] = future = Future[list[Message]]()
+            Thread(target=self._pull, args=(by_node[node], future), daemon=True).start()
+        done = wait([self._pulling[node] for node in by_node], _PULL_SECONDS).done
+        for node in [node for node, future in self._pulling.items() if future in done]:
             for message in self._pulling.pop(node).result():
-                name = message.metadata.reply_to_message_id
-                self._came[name] = _read(message, self._sent.pop(name, 0))
-        return {name: self._came.pop(name) for name in names if name in self._came}
+                message_id = message.metadata.reply_to_message_id
+                self._replies[message_id] = _read(message, self._sent.pop(message_id, 0))
+        return {message_id: self._replies.pop(message_id) for message_id in message_ids if message_id in self._replies}
 
-    def _pull(self, names: list[str], pulling: Future[list[Message]]) -> None:
-        """Of one node. Flower waits for minutes for a reply that was announced and is not uploaded, with all that it
-        pulls together; others must not wait with it."""
+    def _pull(self, message_ids: list[str], future: Future[list[Message]]) -> None:
+        """Pull the replies of one node. If a reply was announced but is not uploaded, Flower waits for minutes with all
+        messages of the same call, so each node has a call of its own."""
         try:
-            pulling.set_result(list(self._grid.pull_messages(names)))
+            future.set_result(list(self._grid.pull_messages(message_ids)))
         except BaseException as error:
-            pulling.set_exception(error)
+            future.set_exception(error)
 
 
 def _read(message: Message, node: int) -> bytes | Failure:
-    """The bytes of a reply. Flower does not compare the id that a reply names with the key that sent it. Who does not
-    know a signed request cannot name the message it is in, and the id must be that of the node it was sent to."""
+    """The bytes of a reply to a message that was sent to `node`. Flower does not compare the sender's id in a reply
+    with the key that sent it. Only that node knows the signed request and so the id of its message; the sender's id
+    must be its own, too."""
     if message.has_error():
         lines = (message.error.reason or "").strip().splitlines() or ["no reason was given"]
-        return Failure(f"{shown(lines[-1])} (Flower's code {message.error.code})", message.error.code == _GONE)
+        return Failure(f"{shown(lines[-1])} (Flower's code {message.error.code})", message.error.code == _NODE_GONE)
     if message.metadata.src_node_id != node:
         return Failure(f"a reply names node {message.metadata.src_node_id} as its sender, expected {node}")
     if list(message.content) != ["pfedlms"]:

@@ -1,4 +1,4 @@
-"""Carries requests to nodes that come, go and come back under another id, and their replies."""
+"""Delivers requests to nodes that go offline and come back, perhaps under another id, and collects their replies."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pfedlms.deploy.envelope import Why, decode, refusal
+from pfedlms.deploy.envelope import Reason, decode, refusal
 from pfedlms.errors import shown
-from pfedlms.flower.signing import content_of
+from pfedlms.flower.signing import strip_seal
 
 WHO, CHECK, REQUEST = "query.who", "query.check", "train.request"
-"""Kinds of messages: which place is yours, what do you run, and a request of `deploy`."""
+"""Kinds of messages: which place does the node have, what does it run, and a request of a run."""
 CHECK_RECORD = "pfedlms check: "
-"""What a line of the log begins with that has a record of a check, as JSON: text and wrong."""
-_LOOK = 3.0
+"""Start of a log line with a result of a check, as JSON: text and wrong."""
+_REFRESH = 3.0
+"""Seconds between looks at which nodes are online."""
 _POLL, _LONGEST_POLL = 0.5, 5.0
-_AGAIN = 3
-_STRANGER = 60.0
+"""Shortest and longest pause between looks for replies, in seconds."""
+_SENDS = 3
+"""How many times a request is sent, within its timeout, to a node that is silent."""
+_ASK_AGAIN = 60.0
+"""Seconds after which a node without a place is asked again."""
 _GRACE = 30.0
-"""Seconds: between looks at who is there; between looks at what came, at least and at most; into how many parts asking
-again divides a timeout; how long a node without a place is left alone; how long one that went is waited for."""
+"""Seconds that a trip waits for a node that went offline."""
 
 
 @dataclass(frozen=True)
@@ -30,120 +33,125 @@ class Failure:
 
     text: str
     gone: bool = False
-    """Whether the node is not there any more."""
+    """Whether the node is offline."""
 
 
-class Post(Protocol):
-    """What an engine that knows nodes by ids of its own can do."""
+class MessageService(Protocol):
+    """Sends messages to nodes, which it knows by ids of its own."""
 
     def nodes(self) -> set[int]:
-        """Who is there."""
+        """Ids of the nodes that are online."""
         ...
 
-    def push(self, kind: str, letters: Mapping[int, bytes], ttl: float) -> dict[str, int]:
-        """Send to nodes; who was sent what, by the name of the message."""
+    def push(self, kind: str, messages: Mapping[int, bytes], ttl: float) -> dict[str, int]:
+        """Send one message to each node. Returns the nodes by message id; a message that was not sent has none."""
         ...
 
-    def pull(self, names: Iterable[str]) -> dict[str, bytes | Failure]:
-        """What has come in reply to messages; each once. Of one that is worth nothing any more, that it failed."""
+    def pull(self, message_ids: Iterable[str]) -> dict[str, bytes | Failure]:
+        """The replies that have come to these messages, each returned once; a Failure for a message that expired."""
         ...
 
 
 @dataclass
 class _Trip:
-    """Requests on their way."""
+    """The requests of one trip."""
 
     waiting: dict[int, bytes]
+    """Requests without a reply, by client."""
     replies: dict[int, bytes] = field(default_factory=dict)
     sent: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Client and node by the name of a message."""
-    tried: dict[int, tuple[int, float, str]] = field(default_factory=dict)
-    """Which node that is there a client's request was sent to last, when, and the name of the message."""
-    seen: dict[int, float] = field(default_factory=dict)
-    """When a client's node was there last."""
+    """Client and node by message id."""
+    last_sent: dict[int, tuple[int, float, str]] = field(default_factory=dict)
+    """By client: the node that is online and was sent the request last, the time, and the message id."""
+    last_online: dict[int, float] = field(default_factory=dict)
+    """By client: when its node was online last."""
 
 
 class Carrier:
-    """A `deploy.Transport`. Nodes are asked which place is theirs when they first appear, or places are pinned to ids.
+    """A `deploy.Transport` to nodes with places.
 
-    A request is made to be sent twice, so it is sent again to who has come back, and to who is silent for a third of
-    the time it has.
+    A place is one client number. Places are pinned to node ids, or the carrier asks each node that comes online which
+    place it has. Nodes execute a repeated request only once, so a request is sent again to a node that has come back,
+    and to one that was silent for a third of the timeout.
     """
 
     def __init__(
-        self, post: Post, clients: int, pinned: Mapping[int, int] | None = None,
+        self, service: MessageService, clients: int, pinned: Mapping[int, int] | None = None,
         say: Callable[[str], None] = lambda text: None, clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep, query: Callable[[str, int], bytes] = lambda kind, node: b"",
     ) -> None:  # fmt: skip
-        self._post, self._clients, self._pinned = post, clients, dict(pinned or {})
+        self._service, self._clients, self._pinned = service, clients, dict(pinned or {})
         self._say, self._clock, self._sleep, self._query = say, clock, sleep, query
         self._claims: dict[int, int] = {}
-        """Clients by node, as nodes say it, in the order they came."""
+        """The client that each node claims to be, in the order of the claims."""
         self._owners: dict[int, int] = {}
-        """Nodes by client: who has a place keeps it for as long as it is online."""
-        self._survey = False
-        """Whether all nodes are asked which place is theirs, pinned or not."""
+        """Nodes by client. A node keeps its place for as long as it is online."""
+        self._ask_pinned = False
+        """Whether nodes are asked for their place even if all places are pinned."""
         self._online: set[int] = set()
         self._ever_online: set[int] = set()
-        self._looked = -_LOOK
-        self._asked: dict[str, tuple[int, float]] = {}
-        """Nodes that were asked who they are, by the name of the message, and until when they can say."""
-        self._strangers: dict[int, float] = {}
-        """Nodes that have no place, and when that was found."""
-        self._owed: set[str] = set()
-        """Messages that nobody waits for any more. An engine keeps them until what came of them was taken."""
+        self._refreshed = -_REFRESH
+        self._queries: dict[str, tuple[int, float]] = {}
+        """Open questions for a place: node and latest time of its answer, by message id."""
+        self._without_place: dict[int, float] = {}
+        """Nodes that have no place, with the time at which that was found."""
+        self._abandoned: set[str] = set()
+        """Messages whose replies nobody waits for. The service keeps a message until its reply is pulled."""
 
-    def gather(self, wait: float, timeout: float) -> set[int]:
-        """Wait until every place is taken, or nobody new came for `wait` seconds; which places are. A node that is
-        there has `timeout` seconds to say which is its own."""
+    def wait_for_nodes(self, wait: float, timeout: float) -> set[int]:
+        """Wait until every place has a node, or no new node came for `wait` seconds. Each node has `timeout` seconds
+        to name its place. Returns the clients whose nodes are online."""
         latest, before = self._clock(), set[int]()
-        while len(there := self._there()) < self._clients and (self._asked or self._clock() - latest < wait):
-            self._look_around(timeout)
-            if not there <= before:
-                latest, before = self._clock(), before | there
+        while len(clients := self._online_clients()) < self._clients:
+            if not self._queries and self._clock() - latest >= wait:
+                break
+            self._refresh(timeout)
+            if not clients <= before:
+                latest, before = self._clock(), before | clients
             self._sleep(_POLL)
-        return there
+        return clients
 
     def survey(self, wait: float, timeout: float) -> set[int]:
-        """As `gather`; and every node that is online has said which place is its own, or had `timeout` seconds."""
-        self._survey = True
-        self.gather(wait, timeout)
-        self._looked = -_LOOK  # who came last is asked, too
-        self._look_around(timeout)
-        while self._asked:
+        """As `wait_for_nodes`, but every node that is online has named its place or had `timeout` seconds to do so."""
+        self._ask_pinned = True
+        self.wait_for_nodes(wait, timeout)
+        self._refreshed = -_REFRESH  # so that a node that has just come is asked, too
+        self._refresh(timeout)
+        while self._queries:
             self._sleep(_POLL)
-            self._look_around(timeout)
-        return self._there()
+            self._refresh(timeout)
+        return self._online_clients()
 
-    def ask(self, kind: str, timeout: float) -> dict[int, bytes | Failure]:
-        """The same question to all who are there; what they say, by client."""
-        there = {node: client for client, node in self.places.items() if node in self._online}
-        names = self._post.push(kind, {node: self._query(kind, node) for node in there}, timeout)
-        said: dict[int, bytes | Failure] = {}
+    def ask_all(self, kind: str, timeout: float) -> dict[int, bytes | Failure]:
+        """Ask all nodes with a place that are online. Returns their answers by client."""
+        clients = {node: client for client, node in self.places.items() if node in self._online}
+        unanswered = self._service.push(kind, {node: self._query(kind, node) for node in clients}, timeout)
+        answers: dict[int, bytes | Failure] = {}
         end = self._clock() + timeout
-        while names and self._clock() < end:
-            for name, each in self._post.pull(names).items():
-                said[there[names.pop(name)]] = each
-            self._sleep(_POLL * bool(names))
-        return said | {there[node]: Failure(f"no reply within {timeout:g} s") for node in names.values()}
+        while unanswered and self._clock() < end:
+            for message_id, answer in self._service.pull(unanswered).items():
+                answers[clients[unanswered.pop(message_id)]] = answer
+            self._sleep(_POLL * bool(unanswered))
+        return answers | {clients[node]: Failure(f"no reply within {timeout:g} s") for node in unanswered.values()}
 
     def send(self, requests: dict[int, bytes], timeout: float) -> dict[int, bytes]:
-        """As `deploy.Transport` has it. Who is late is not in it; who is known to be gone refuses, in words."""
+        """See `deploy.Transport`. A client whose node is known to be offline gets a refusal that says so."""
         trip, begun = _Trip(dict(requests)), self._clock()
         end = begun + timeout
         while trip.waiting and self._clock() < end:
-            self._look_around(timeout)
-            there, now = self._there(), self._clock()
-            trip.seen |= dict.fromkeys(there, now)
-            trip.tried = {client: last for client, last in trip.tried.items() if client in there}
-            if not self._asked and not any(now - trip.seen.get(client, -_GRACE) < _GRACE for client in trip.waiting):
+            self._refresh(timeout)
+            online, now = self._online_clients(), self._clock()
+            trip.last_online |= dict.fromkeys(online, now)
+            trip.last_sent = {client: last for client, last in trip.last_sent.items() if client in online}
+            present = [client for client in trip.waiting if now - trip.last_online.get(client, -_GRACE) < _GRACE]
+            if not self._queries and not present:
                 break
-            self._push(trip, there, end, timeout)
-            for name, said in self._post.pull(trip.sent).items():
-                self._take(trip, name, *trip.sent.pop(name), said)
+            self._push(trip, online, end, timeout)
+            for message_id, reply in self._service.pull(trip.sent).items():
+                self._receive(trip, message_id, *trip.sent.pop(message_id), reply)
             self._sleep(_pause(self._clock() - begun, len(trip.waiting)))
-        self._owed |= trip.sent.keys()
-        for client in sorted(trip.waiting.keys() - self._there()):
+        self._abandoned |= trip.sent.keys()
+        for client in sorted(trip.waiting.keys() - self._online_clients()):
             self._refuse(trip, client, self._why_absent(client))
         return trip.replies
 
@@ -154,60 +162,62 @@ class Carrier:
 
     @property
     def places(self) -> dict[int, int]:
-        """Nodes by client. A place moves to another node that claims it only once its owner is not online."""
+        """Nodes by client. A place moves to another node that claims it only when its owner is offline."""
         for node, client in self._claims.items():
             owner = self._owners.get(client)
             keeps = owner is not None and owner in self._online and self._claims.get(owner) == client
             if not keeps and (node in self._online or owner is None or self._claims.get(owner) != client):
                 self._owners[client] = node
-        held = {client: node for client, node in self._owners.items() if self._claims.get(node) == client}
-        return held | self._pinned
+        owners = {client: node for client, node in self._owners.items() if self._claims.get(node) == client}
+        return owners | self._pinned
 
     @property
-    def strangers(self) -> set[int]:
-        """Nodes that are there and have no place; those that rival somebody who is there are in `rivals`."""
-        placed = {*self.places.values(), *(node for nodes in self.rivals.values() for node in nodes)}
-        return (self._online & (self._strangers.keys() | self._claims.keys())) - placed
+    def nodes_without_place(self) -> set[int]:
+        """Online nodes that have no place, except those in `contested_places`."""
+        placed = {*self.places.values(), *(node for nodes in self.contested_places.values() for node in nodes)}
+        return (self._online & (self._without_place.keys() | self._claims.keys())) - placed
 
     @property
-    def rivals(self) -> dict[int, list[int]]:
-        """Places that several nodes say are theirs, and which nodes that are online do."""
-        said = self._claims | {node: client for client, node in self._pinned.items()}
-        by_place = {client: sorted(n for n in self._online if said.get(n) == client) for client in range(self._clients)}
-        return {client: nodes for client, nodes in by_place.items() if len(nodes) > 1}
+    def contested_places(self) -> dict[int, list[int]]:
+        """Clients that several online nodes claim to be, with these nodes."""
+        claims = self._claims | {node: client for client, node in self._pinned.items()}
+        nodes = {k: sorted(node for node in self._online if claims.get(node) == k) for k in range(self._clients)}
+        return {client: rivals for client, rivals in nodes.items() if len(rivals) > 1}
 
-    def _there(self) -> set[int]:
+    def _online_clients(self) -> set[int]:
         return {client for client, node in self.places.items() if node in self._online}
 
-    def _look_around(self, timeout: float) -> None:
-        """Who is there now, and which places newcomers have."""
+    def _refresh(self, timeout: float) -> None:
+        """Look which nodes are online, ask new ones for their places, and read their answers."""
         now = self._clock()
-        if now - self._looked >= _LOOK:
-            before, self._online, self._looked = self._online, self._post.nodes(), now
+        if now - self._refreshed >= _REFRESH:
+            before, self._online, self._refreshed = self._online, self._service.nodes(), now
             self._ever_online |= self._online
-            self._owed -= self._post.pull(self._owed).keys()
-            # Who was away may have been given another place.
+            self._abandoned -= self._service.pull(self._abandoned).keys()
+            # A node that was offline is asked again, because its owner may have given it another place.
             known = (self._claims.keys() & before) | set(self._pinned.values())
-            known |= {node for node, _ in self._asked.values()}
-            known |= {node for node, since in self._strangers.items() if now - since < _STRANGER}
-            fresh = sorted(self._online - known) if self._survey or len(self._pinned) < self._clients else []
-            if fresh:
-                sent = self._post.push(WHO, {node: self._query(WHO, node) for node in fresh}, timeout)
-                self._asked |= {name: (node, now + timeout) for name, node in sent.items()}
-        for name, said in self._post.pull(self._asked).items() if self._asked else ():
-            self._place(self._asked.pop(name)[0], said)
-        for name, (node, end) in list(self._asked.items()):
+            known |= {node for node, _ in self._queries.values()}
+            known |= {node for node, since in self._without_place.items() if now - since < _ASK_AGAIN}
+            new = sorted(self._online - known) if self._ask_pinned or len(self._pinned) < self._clients else []
+            if new:
+                sent = self._service.push(WHO, {node: self._query(WHO, node) for node in new}, timeout)
+                self._queries |= {message_id: (node, now + timeout) for message_id, node in sent.items()}
+        for message_id, answer in self._service.pull(self._queries).items() if self._queries else ():
+            self._assign_place(self._queries.pop(message_id)[0], answer)
+        for message_id, (node, end) in list(self._queries.items()):
             if node not in self._online or now >= end:
-                del self._asked[name]
-                self._owed.add(name)
-                self._strangers |= {node: now} if node in self._online and node not in self._claims else {}
+                del self._queries[message_id]
+                self._abandoned.add(message_id)
+                if node in self._online and node not in self._claims:
+                    self._without_place[node] = now
 
-    def _place(self, node: int, said: bytes | Failure) -> None:
-        if isinstance(said, Failure) and said.gone:
+    def _assign_place(self, node: int, answer: bytes | Failure) -> None:
+        """Give a node the place that it names, if that is free."""
+        if isinstance(answer, Failure) and answer.gone:
             return
-        text = shown(said.text if isinstance(said, Failure) else said[:20].decode(errors="replace"))
-        if isinstance(said, Failure) or not text.isdecimal() or int(text) >= self._clients:
-            self._strangers[node] = self._clock()
+        text = shown(answer.text if isinstance(answer, Failure) else answer[:20].decode(errors="replace"))
+        if isinstance(answer, Failure) or not text.isdecimal() or int(text) >= self._clients:
+            self._without_place[node] = self._clock()
             self._say(f"node {node}: got {text!r} for its place, expected a partition-id below {self._clients}")
             return
         place, before = int(text), self.places.get(int(text))
@@ -220,37 +230,37 @@ class Carrier:
         elif before != node:
             self._say(f"client {place} is node {node}" + ("" if before is None else f", before node {before}"))
 
-    def _push(self, trip: _Trip, there: set[int], end: float, timeout: float) -> None:
-        """Requests that have not gone to the node that is there now, or not lately."""
-        now, places, letters = self._clock(), self.places, dict[int, bytes]()
-        whose = {node: client for client, node in places.items()}
-        for client in sorted(there & trip.waiting.keys()):
-            last, since, _ = trip.tried.get(client, (None, now, ""))
-            if last != places[client] or now - since >= timeout / _AGAIN:
-                letters[places[client]] = trip.waiting[client]
-        # Old ones are worth nothing: a node would work through them first when it comes back.
-        sent = self._post.push(REQUEST, letters, max(1.0, end - now)) if letters else {}
-        for name, node in sent.items():
-            trip.sent[name] = whose[node], node
-            trip.tried[whose[node]] = node, now, name
+    def _push(self, trip: _Trip, online: set[int], end: float, timeout: float) -> None:
+        """Send the requests that were not sent to the client's present node, or not for a third of the timeout."""
+        now, places, messages = self._clock(), self.places, dict[int, bytes]()
+        clients = {node: client for client, node in places.items()}
+        for client in sorted(online & trip.waiting.keys()):
+            last, since, _ = trip.last_sent.get(client, (None, now, ""))
+            if last != places[client] or now - since >= timeout / _SENDS:
+                messages[places[client]] = trip.waiting[client]
+        # They expire with the trip: a node that comes back later would otherwise execute them first.
+        sent = self._service.push(REQUEST, messages, max(1.0, end - now)) if messages else {}
+        for message_id, node in sent.items():
+            trip.sent[message_id] = clients[node], node
+            trip.last_sent[clients[node]] = node, now, message_id
 
-    def _take(self, trip: _Trip, name: str, client: int, node: int, said: bytes | Failure) -> None:
+    def _receive(self, trip: _Trip, message_id: str, client: int, node: int, reply: bytes | Failure) -> None:
         if client not in trip.waiting:
             return
-        if isinstance(said, bytes):
-            trip.replies[client] = said
+        if isinstance(reply, bytes):
+            trip.replies[client] = reply
             del trip.waiting[client]
-        elif name == trip.tried.get(client, (0, 0.0, ""))[2]:  # else it is about an older one
-            if said.gone:
+        elif message_id == trip.last_sent.get(client, (0, 0.0, ""))[2]:  # a failure of an older message says nothing
+            if reply.gone:
                 self._online.discard(node)
             else:
-                self._refuse(trip, client, said.text)
+                self._refuse(trip, client, reply.text)
 
     def _refuse(self, trip: _Trip, client: int, text: str) -> None:
-        trip.replies[client] = refusal(decode(content_of(trip.waiting.pop(client))), Why.FAILED, shown(text))
+        trip.replies[client] = refusal(decode(strip_seal(trip.waiting.pop(client))), Reason.FAILED, shown(text))
 
 
 def _pause(elapsed: float, waiting: int) -> float:
-    """Seconds until the next look for replies, which costs one request per node that is waited for: a twentieth of the
-    time it has taken so far, and as many as keep the requests below 50 per second."""
+    """Seconds until the next look for replies, which costs one request per waiting node. The pause is a twentieth of
+    the trip's time so far, and long enough for at most 50 requests per second."""
     return min(_LONGEST_POLL, max(_POLL, elapsed / 20, waiting / 50)) if waiting else 0.0

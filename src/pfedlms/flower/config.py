@@ -1,5 +1,4 @@
-"""What Flower is told: keys of the run config, which are those of the TOML file and a section of their own, and keys of
-a node's config."""
+"""Settings that Flower passes on: the run config (keys of the TOML file and a section `flower`) and node configs."""
 
 from __future__ import annotations
 
@@ -11,17 +10,17 @@ from typing import Any
 
 from pfedlms.errors import ConfigError
 from pfedlms.experiment.config import Config, Tables, load_config, merge, read_toml
-from pfedlms.flower.approval import declared
+from pfedlms.flower.approval import declared_settings
 from pfedlms.methods import METHODS
 from pfedlms.settings import problems, setting
 
 AS_IN_FILE = ""
-"""The value of a key of the run config that leaves it as it is in the TOML file."""
+"""A key of the run config with this value is as in the TOML file."""
 
 
 @dataclass(frozen=True)
 class FlowerSection:
-    """How the server gets along with nodes; section `flower` of the run config."""
+    """Section `flower` of the run config: how the server works with nodes."""
 
     wait: float = setting(
         60.0,
@@ -45,32 +44,32 @@ class FlowerSection:
     )
     check: bool = setting(False, "ask all nodes for versions and digest, say what differs, and end")
 
-    def pinned(self, clients: int) -> dict[int, int]:
-        """Nodes by place, where they are named. A place may be left free."""
+    def pinned_nodes(self, clients: int) -> dict[int, int]:
+        """Node ids by place, from `nodes`. A place may be left free."""
         if "/" in self.nodes:
-            return {place: each["node"] for place, each in read_places(Path(self.nodes)).items() if place < clients}
-        named = [each.strip() for each in self.nodes.split(",")]
-        given = [each for each in named if each]
-        if not all(each.isdecimal() for each in given) or len(named) > clients or len(set(given)) < len(given):
+            return {place: entry["node"] for place, entry in read_places(Path(self.nodes)).items() if place < clients}
+        texts = [text.strip() for text in self.nodes.split(",")]
+        ids = [text for text in texts if text]
+        if not all(text.isdecimal() for text in ids) or len(texts) > clients or len(set(ids)) < len(ids):
             raise ConfigError(
                 [f"flower.nodes: got {self.nodes!r}, expected at most data.clients = {clients} different node ids"]
             )
-        return {place: int(each) for place, each in enumerate(named) if each}
+        return {place: int(text) for place, text in enumerate(texts) if text}
 
 
-def own_settings(app: Path) -> tuple[Config, FlowerSection]:
-    """The configuration of a run of this app without any --run-config."""
-    return configured(app / "pfedlms.toml", declared((app / "pyproject.toml").read_text(encoding="utf-8")))
+def app_settings(app: Path) -> tuple[Config, FlowerSection]:
+    """The settings of a run of this app without any --run-config."""
+    return run_settings(app / "pfedlms.toml", declared_settings((app / "pyproject.toml").read_text(encoding="utf-8")))
 
 
 def read_places(file: Path) -> dict[int, dict[str, Any]]:
-    """Which node has which place, as register.sh wrote it: its id and its public key."""
+    """Nodes by place, as register.sh wrote them: each node's id and public key."""
     if not file.exists():
         return {}
     try:
-        kept = {int(place): each for place, each in json.loads(file.read_text(encoding="utf-8")).items()}
-        if all(isinstance(each["node"], int) and isinstance(each["key"], str) for each in kept.values()):
-            return kept
+        places = {int(place): entry for place, entry in json.loads(file.read_text(encoding="utf-8")).items()}
+        if all(isinstance(entry["node"], int) and isinstance(entry["key"], str) for entry in places.values()):
+            return places
     except (ValueError, AttributeError, KeyError, TypeError):
         pass
     raise ConfigError([f"{file}: cannot be read as places; delete it and run ./register.sh"])
@@ -78,7 +77,7 @@ def read_places(file: Path) -> dict[int, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class NodeSection:
-    """What a node's owner says, in --node-config; with - for _."""
+    """What a node's owner sets in --node-config; keys have - for _ there."""
 
     partition_id: int = setting(-1, "its place among data.clients, from 0; must be given", minimum=0)
     state: str = setting("", "folder for its state: model, optimiser, what its method keeps, last answer")
@@ -93,46 +92,48 @@ class NodeSection:
     num_partitions: int = setting(0, "written by Flower's simulations, not used", minimum=0)
 
 
-def configured(file: Path, run_config: Mapping[str, Any]) -> tuple[Config, FlowerSection]:
-    """A run's configuration, the same on all ends; raises ConfigError with every problem found."""
+def run_settings(file: Path, run_config: Mapping[str, Any]) -> tuple[Config, FlowerSection]:
+    """The settings of a run, the same on the server and all nodes; raises ConfigError with every problem found."""
     tables: Tables = {}
     for name, value in run_config.items():
         section, _, key = name.partition(".")
         if value != AS_IN_FILE:
             tables.setdefault(section, {})[key] = value
-    own = tables.pop("flower", {})
-    found = problems("flower", FlowerSection, own)
+    flower = tables.pop("flower", {})
+    found = problems("flower", FlowerSection, flower)
     try:
-        config = load_config(None, merge(_of_method(read_toml(file), tables), tables))
+        config = load_config(None, merge(_without_other_methods(read_toml(file), tables), tables))
     except ConfigError as error:
-        raise ConfigError([*found, *error.problems]) from error
+        found += error.problems
     if found:
         raise ConfigError(found)
-    return config, FlowerSection(**own)
+    return config, FlowerSection(**flower)
 
 
-def _of_method(written: Tables, given: Tables) -> Tables:
-    """The file without sections of methods that this run does not have: `[pfedlms]` where another one is chosen."""
-    chosen = given.get("method", {}).get("name") or written.get("method", {}).get("name")
-    return {section: own for section, own in written.items() if section not in METHODS or section == chosen}
+def _without_other_methods(from_file: Tables, overrides: Tables) -> Tables:
+    """The tables of the file without sections of other methods, such as `[pfedlms]` if the run has another method."""
+    method = overrides.get("method", {}).get("name") or from_file.get("method", {}).get("name")
+    return {section: values for section, values in from_file.items() if section not in METHODS or section == method}
 
 
-def seated(config: Config, flower: FlowerSection, node_config: Mapping[str, Any]) -> tuple[Config, NodeSection, Path]:
-    """A node's configuration, which its owner has the last word on, its place, and where its state lies."""
-    given = {name.replace("-", "_"): value for name, value in node_config.items()}
-    known = {each.name for each in fields(NodeSection)}
-    found = problems("node-config", NodeSection, {"partition_id": -1} | given)
-    seat = NodeSection(**{key: value for key, value in given.items() if key in known})
-    if not seat.state and not flower.state:
+def node_settings(
+    config: Config, flower: FlowerSection, node_config: Mapping[str, Any]
+) -> tuple[Config, NodeSection, Path]:  # fmt: skip
+    """A node's configuration, in which its owner's settings come last; its section; and the folder for its state."""
+    values = {name.replace("-", "_"): value for name, value in node_config.items()}
+    found = problems("node-config", NodeSection, {"partition_id": -1} | values)
+    names = {field.name for field in fields(NodeSection)}
+    section = NodeSection(**{key: value for key, value in values.items() if key in names})
+    if not section.state and not flower.state:
         found.append("node-config.state: got nothing, expected a folder, for example --node-config 'state=\"state\"'")
-    if seat.state and not seat.server_key:
+    if section.state and not section.server_key:
         found.append(
             "node-config.server_key: got nothing, expected keys/server.pub, by which this node knows requests of its "
             "server; run `pfedlms deploy upgrade FOLDER` on this node"
         )
     if found:
         raise ConfigError([problem.replace("_", "-", 1) for problem in found])
-    folder = Path(seat.state or Path(flower.state) / f"node-{seat.partition_id}")
-    said: Tables = {"data": {"dir": seat.data_dir}, "run": {"device": seat.device, "threads": seat.threads}}
-    given_here = {section: {key: value for key, value in own.items() if value} for section, own in said.items()}
-    return load_config(None, merge(config.tables(), given_here), stored=True), seat, folder
+    folder = Path(section.state or Path(flower.state) / f"node-{section.partition_id}")
+    own: Tables = {"data": {"dir": section.data_dir}, "run": {"device": section.device, "threads": section.threads}}
+    own = {name: {key: value for key, value in table.items() if value} for name, table in own.items()}
+    return load_config(None, merge(config.tables(), own), stored=True), section, folder

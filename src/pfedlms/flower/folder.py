@@ -1,5 +1,5 @@
-"""`pfedlms deploy init`: a folder for one server and its nodes, ready to edit. `pfedlms deploy upgrade`: a folder of an
-older version gets the scripts of this one and keeps what is its owner's."""
+"""`pfedlms deploy init` writes a folder for one server and its nodes. `pfedlms deploy upgrade` writes this version's
+scripts into a folder of an older version and keeps what its owner has written."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from typing import Any
 
 from pfedlms import __version__
 from pfedlms.errors import UsageError
-from pfedlms.experiment.config import as_toml, load_config, setting_fields
-from pfedlms.flower.approval import declared
+from pfedlms.experiment.config import as_toml, keys, load_config
+from pfedlms.flower.approval import declared_settings
 from pfedlms.flower.config import AS_IN_FILE, FlowerSection
 from pfedlms.methods import METHODS
 
 NAME = "federation"
-"""What `flwr` calls the server."""
-LIMITED_FROM, LIMIT = 3, 0.4
-"""From so many nodes on, the largest share one may have of all weight; see train.max_weight."""
+"""The server's name in `flwr` commands."""
+MIN_NODES_TO_LIMIT, MAX_WEIGHT = 3, 0.4
+"""From so many nodes on, `init` writes this train.max_weight."""
 POOLING = '\n[pfedlms]\npooling = "median"  # one node cannot move the thresholds of all\n'
 SERVER_MEMORY, GATE_MEMORY, LINK_MEMORY, APP_MEMORY = "4G", "256M", "1G", "8G"
-"""Limits of the units: server, gate, a node's connection, and its apps."""
+"""Memory limits of the systemd units: server, gate, a node's connection, and its apps."""
 
-AS_NAMED = (
+SAME_NAME = (
     "README.md", "environment.sh", "gate.conf", "certificates.sh", "keys.sh", "superlink.sh", "gate.sh", "register.sh",
     "revoke.sh", "approve.sh", "users.sh", "run.sh", "flwr.sh",
 )  # fmt: skip
-FILES = {name: name for name in AS_NAMED} | {
+FILES = {name: name for name in SAME_NAME} | {
     ".gitignore": "gitignore", "flwr/config.toml": "flwr.toml", "app/app.py": "app.py.in",
     "app/pfedlms.toml": "pfedlms.toml",
 }  # fmt: skip
-"""Names of files, and what in the template they are made of. The app's description, units and nodes are added."""
-OWNED = ("app/app.py", "app/pfedlms.toml")
-"""Files that an upgrade leaves to their owner."""
-BEFORE = "before-upgrade"
-"""Where it puts what was there."""
+"""Templates by the name of the file. The app's pyproject.toml, the units and the nodes' scripts are added."""
+OWNERS_FILES = ("app/app.py", "app/pfedlms.toml")
+"""Files that an upgrade does not change."""
+BACKUP = "before-upgrade"
+"""Where an upgrade puts the files that it replaces."""
 
 
 def write_folder(
     folder: Path, nodes: int, method: str = "pfedlms", dataset: str = "digits", server: str = "127.0.0.1",
     port: int = 8000, link_port: int | None = None,
 ) -> list[Path]:  # fmt: skip
-    """Write it, and name the files; what is there already is not touched but refused."""
+    """Write the folder and return its files. A folder that is not empty is refused."""
     link_port = port + 1 if link_port is None else link_port
     if nodes < 1:
         raise UsageError(f"--nodes: got {nodes}, expected a count of at least 1")
@@ -60,46 +60,48 @@ def write_folder(
         raise UsageError(f"--link-port: got {link_port}, expected another one than --port")
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder}: is not empty; name a folder that is not there yet")
-    load_config(None, {"data": {"dataset": dataset, "clients": nodes}, "method": {"name": method}})  # names are known
-    texts = made(folder, nodes, server, port, link_port, method, dataset)
-    write(folder, texts)
+    load_config(
+        None, {"data": {"dataset": dataset, "clients": nodes}, "method": {"name": method}}
+    )  # refuses unknown names
+    texts = render_files(folder, nodes, server, port, link_port, method, dataset)
+    write_files(folder, texts)
     return [folder / name for name in texts]
 
 
-def made(
+def render_files(
     folder: Path, nodes: int, server: str, port: int, link_port: int, method: str = "pfedlms", dataset: str = "digits"
 ) -> dict[str, str]:  # fmt: skip
-    """Texts of all files by name."""
-    here, beside = folder.resolve(), Path(sys.executable).parent
-    said = {
+    """The texts of all files by name."""
+    here, python = folder.resolve(), Path(sys.executable).parent
+    values = {
         "COUNT": str(nodes), "NODES": " ".join(map(str, range(nodes))), "NAME": NAME, "METHOD": method,
         "DATASET": dataset, "SERVER": server, "PORT": str(port), "LINK_PORT": str(link_port),
         "GATE_HOST": "127.0.0.1" if server in ("127.0.0.1", "localhost") else "",
         "POOLING": POOLING if method == "pfedlms" else "",
-        "WEIGHT": str(LIMIT if nodes >= LIMITED_FROM else 1.0), "BURST": str(100 + 40 * nodes),
-        "CONNECTIONS": str(20 + 8 * nodes), "HERE": str(here), "PATH": f"{beside}:{os.defpath.strip(':')}:/usr/sbin",
+        "WEIGHT": str(MAX_WEIGHT if nodes >= MIN_NODES_TO_LIMIT else 1.0), "BURST": str(100 + 40 * nodes),
+        "CONNECTIONS": str(20 + 8 * nodes), "HERE": str(here), "PATH": f"{python}:{os.defpath.strip(':')}:/usr/sbin",
     }  # fmt: skip
 
-    def unit(source: str, memory: str, **more: str) -> str:
-        own = {"USER": "pfedlms", "PRIVATE_DEVICES": "yes", **said, **more}
-        hardened = _filled("hardened.service", {"MEMORY": memory, **own})
-        return _filled(source, {"HARDENED": hardened.rstrip(), **own})
+    def unit(template: str, memory: str, **options: str) -> str:
+        unit_values = {"USER": "pfedlms", "PRIVATE_DEVICES": "yes", **values, **options}
+        hardened = _render("hardened.service", {"MEMORY": memory, **unit_values})
+        return _render(template, {"HARDENED": hardened.rstrip(), **unit_values})
 
-    texts = {"app/pyproject.toml": pyproject(here)}
-    texts |= {name: _filled(source, said) for name, source in FILES.items()}
+    texts = {"app/pyproject.toml": render_pyproject(here)}
+    texts |= {name: _render(template, values) for name, template in FILES.items()}
     texts["systemd/pfedlms-superlink.service"] = unit("superlink.service", SERVER_MEMORY)
     texts["systemd/pfedlms-gate.service"] = unit("gate.service", GATE_MEMORY)
     for node in range(nodes):
-        texts[f"node-{node}.sh"] = _filled("node.sh", {**said, "NODE": str(node)})
+        texts[f"node-{node}.sh"] = _render("node.sh", {**values, "NODE": str(node)})
         texts[f"systemd/pfedlms-node-{node}.service"] = unit("node.service", LINK_MEMORY, NODE=str(node))
-        # A GPU is a device.
+        # Apps may need the GPU, which is a device.
         apps = {"NODE": str(node), "USER": "pfedlms-app", "PRIVATE_DEVICES": "no"}
         texts[f"systemd/pfedlms-app-{node}.service"] = unit("app.service", APP_MEMORY, **apps)
     return texts
 
 
-def environment(folder: Path) -> dict[str, str]:
-    """What environment.sh of a folder says: addresses and ports."""
+def read_environment(folder: Path) -> dict[str, str]:
+    """The addresses and ports in the folder's environment.sh."""
     if not (folder / "app" / "pyproject.toml").is_file():
         raise UsageError(f"{folder}: got no app/pyproject.toml, expected a folder of: pfedlms deploy init {folder}")
     file = folder / "environment.sh"
@@ -107,8 +109,8 @@ def environment(folder: Path) -> dict[str, str]:
     return dict(re.findall(r"^(?:export )?(\w+)=\$\{\w+:-([^}]*)\}", text, re.M))
 
 
-def write(folder: Path, texts: Mapping[str, str]) -> None:
-    """Folders and files that nobody but their owner can read; scripts can be executed."""
+def write_files(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write folders and files that only their owner can read. Scripts are executable."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name, text in texts.items():
         path = folder / name
@@ -117,75 +119,71 @@ def write(folder: Path, texts: Mapping[str, str]) -> None:
         path.chmod(0o700 if path.suffix == ".sh" and name != "environment.sh" else 0o600)
 
 
-def _filled(name: str, said: dict[str, str]) -> str:
-    """A file of the template, with what stands between two @ replaced."""
+def _render(name: str, values: Mapping[str, str]) -> str:
+    """A template with each @KEY@ replaced by its value."""
     text = (resources.files("pfedlms") / "flower" / "template" / name).read_text(encoding="utf-8")
-    for key, value in said.items():
+    for key, value in values.items():
         text = text.replace(f"@{key}@", value)
     return text
 
 
-def pyproject(here: Path | None = None, had: Mapping[str, Any] | None = None) -> str:
-    """The app as Flower wants it described: every key of the run config with what it means; with the paths of a folder,
-    where it is that folder's, and the values that it `had`."""
+def render_pyproject(folder: Path | None = None, values: Mapping[str, Any] | None = None) -> str:
+    """The app's pyproject.toml for Flower: every key of the run config with its meaning. With a `folder`, paths in it
+    are filled in; `values` are settings to keep."""
     paths = {"state": "state", "key": "keys/server-signing.key", "nodes": "places.json", "audit": "audit/server.jsonl"}
-    own = {name: value for name, value in (had or {}).items() if value != AS_IN_FILE}
+    kept = {name: value for name, value in (values or {}).items() if value != AS_IN_FILE}
     sections: dict[str, list[str]] = {"flower": [], "data": [], "model": [], "train": [], "method": [], "run": []}
 
     def add(section: str, key: str, meaning: str, value: Any = AS_IN_FILE) -> None:
-        sections[section] += [f"# {meaning}", f"{key} = {as_toml(own.get(f'{section}.{key}', value))}"]
+        sections[section] += [f"# {meaning}", f"{key} = {as_toml(kept.get(f'{section}.{key}', value))}"]
 
-    for each in fields(FlowerSection):
-        value = str(here / paths[each.name]) if here and each.name in paths else each.default
-        add("flower", each.name, each.metadata["help"], value)
+    for field in fields(FlowerSection):
+        value = str(folder / paths[field.name]) if folder and field.name in paths else field.default
+        add("flower", field.name, field.metadata["help"], value)
     add("method", "name", "method by name")
-    for (section, key), each in setting_fields(METHODS).items():
-        default = _having(key) if section == "method" else f"default {as_toml(each.default)}"
-        add(section, key, f"{each.metadata['help']} ({default})")
+    for (section, key), field in keys(METHODS).items():
+        default = _method_defaults(key) if section == "method" else f"default {as_toml(field.default)}"
+        add(section, key, f"{field.metadata['help']} ({default})")
     config = ["\n".join([f"[tool.flwr.app.config.{name}]", *lines]) for name, lines in sections.items()]
-    return _filled("app.toml", {"VERSION": __version__, "CONFIG": "\n\n".join(config)})
+    return _render("app.toml", {"VERSION": __version__, "CONFIG": "\n\n".join(config)})
 
 
-def _having(key: str) -> str:
-    """Whose key it is, and the default each has."""
-    having = {
-        name: setting_fields([name])["method", key].default
-        for name in METHODS
-        if ("method", key) in setting_fields([name])
-    }
-    if len(set(map(str, having.values()))) == 1:
-        return f"of {', '.join(having)}; default {as_toml(next(iter(having.values())))}"
-    return "of " + ", ".join(f"{name}: default {as_toml(value)}" for name, value in having.items())
+def _method_defaults(key: str) -> str:
+    """Which methods have this key, and its default in each."""
+    defaults = {name: keys([name])["method", key].default for name in METHODS if ("method", key) in keys([name])}
+    if len(set(map(str, defaults.values()))) == 1:
+        return f"of {', '.join(defaults)}; default {as_toml(next(iter(defaults.values())))}"
+    return "of " + ", ".join(f"{name}: default {as_toml(value)}" for name, value in defaults.items())
 
 
 def upgrade(folder: Path) -> list[str]:
-    """Write all files that are not the owner's own; old ones go to a folder of their own. Says what is left to do."""
-    named = environment(folder)
+    """Write all files except the owner's, and keep the old ones in a backup folder. Returns what is left to do."""
+    named = read_environment(folder)
     if "SERVER" not in named or "PORT" not in named:
         raise UsageError(
             f"{folder / 'environment.sh'}: got no SERVER and PORT, expected those of `pfedlms deploy init`"
         )
-    named.setdefault("LINK_PORT", str(int(named["PORT"]) + 1))  # the gate takes the port that nodes know
+    named.setdefault("LINK_PORT", str(int(named["PORT"]) + 1))  # the gate takes over the port that nodes know
     nodes = len(list(folder.glob("node-*.sh")))
-    texts = made(folder, nodes, named["SERVER"], int(named["PORT"]), int(named["LINK_PORT"]))
-    for name in OWNED:
+    texts = render_files(folder, nodes, named["SERVER"], int(named["PORT"]), int(named["LINK_PORT"]))
+    for name in OWNERS_FILES:
         del texts[name]
     for node in range(nodes):
-        texts[f"node-{node}.sh"] = _with_own_config(texts[f"node-{node}.sh"], folder / f"node-{node}.sh")
-    had = declared((folder / "app" / "pyproject.toml").read_text(encoding="utf-8"))
-    texts["app/pyproject.toml"] = pyproject(folder.resolve(), had)
+        texts[f"node-{node}.sh"] = _keep_node_config(texts[f"node-{node}.sh"], folder / f"node-{node}.sh")
+    settings = declared_settings((folder / "app" / "pyproject.toml").read_text(encoding="utf-8"))
+    texts["app/pyproject.toml"] = render_pyproject(folder.resolve(), settings)
     for name in texts:
         if (folder / name).exists():
-            kept = folder / BEFORE / name
-            kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            shutil.copy2(folder / name, kept)
-    write(folder, texts)
-    for path in [folder, *(each for each in folder.rglob("*") if each.is_dir())]:
+            backup = folder / BACKUP / name
+            backup.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            shutil.copy2(folder / name, backup)
+    write_files(folder, texts)
+    for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
         path.chmod(0o700)
     for path in (*folder.glob("state/*"), *folder.glob("superlink.db*"), *folder.glob("run/**/*")):
         path.chmod(path.stat().st_mode & 0o700)
     return [
-        f"{len(texts)} files are of this version; those before are in {folder / BEFORE}",
+        f"{len(texts)} files are of this version; those before are in {folder / BACKUP}",
         "server: end superlink.sh, ./certificates.sh, ./keys.sh server; then ./superlink.sh, ./gate.sh, ./register.sh",
         f"server: nodes reach port {named['PORT']} of the gate; port {named['LINK_PORT']} must not be open to others",
         "each node: update pfedlms, `pfedlms deploy upgrade` there, copy app/ and keys/server.pub from the server, "
@@ -193,11 +191,11 @@ def upgrade(folder: Path) -> list[str]:
     ]
 
 
-def _with_own_config(text: str, before: Path) -> str:
-    """A node's script with the --node-config that its owner had written."""
-    old = before.read_text(encoding="utf-8")
-    found = re.search(r'--node-config "(partition-id=.*?)" "\$@"', old) or re.search(r'^config="(.*)"$', old, re.M)
-    if found is None:
+def _keep_node_config(text: str, old_file: Path) -> str:
+    """A node's new script with the --node-config that its owner has written into the old one."""
+    old = old_file.read_text(encoding="utf-8")
+    match = re.search(r'--node-config "(partition-id=.*?)" "\$@"', old) or re.search(r'^config="(.*)"$', old, re.M)
+    if match is None:
         return text
-    own = found[1] if "keep=" in found[1] else f"{found[1]} keep=90"
-    return re.sub(r'^config=".*"$', lambda _: f'config="{own}"', text, count=1, flags=re.M)
+    config = match[1] if "keep=" in match[1] else f"{match[1]} keep=90"
+    return re.sub(r'^config=".*"$', lambda _: f'config="{config}"', text, count=1, flags=re.M)

@@ -1,9 +1,9 @@
-"""Who is let in through the gate: each place belongs to one key, whose node id Flower gives out. On the server:
+"""Which nodes the gate lets in: each place belongs to one key, for which Flower assigns a node id. On the server:
 
-    python -m pfedlms.flower.gate register FOLDER     keys/node-K.pub has place K
-    python -m pfedlms.flower.gate revoke FOLDER K     node K is not let in any more
-    python -m pfedlms.flower.gate write FOLDER        what gate.conf includes: address, keys, and limits by the model
-    python -m pfedlms.flower.gate started FOLDER …    who starts a run, for the audit log; approves the app
+    python -m pfedlms.flower.gate register FOLDER     give place K to the key keys/node-K.pub
+    python -m pfedlms.flower.gate revoke FOLDER K     shut node K out
+    python -m pfedlms.flower.gate write FOLDER        write what gate.conf includes: address, keys, and size limits
+    python -m pfedlms.flower.gate started FOLDER …    log who starts a run, and approve the app on the server
 
 `environment.sh` exports PORT, LINK_PORT, GATE_HOST and MAX_BODY.
 """
@@ -25,40 +25,32 @@ from typing import Any, BinaryIO
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
-from pfedlms.deploy.ground import Ground
 from pfedlms.deploy.nodes import message_bytes
+from pfedlms.deploy.run_setup import RunSetup
 from pfedlms.errors import PfedlmsError, UsageError, shown
 from pfedlms.files import write_atomically
 from pfedlms.flower import approval, audit
-from pfedlms.flower.config import own_settings, read_places
+from pfedlms.flower.config import app_settings, read_places
 from pfedlms.flower.folder import NAME
 from pfedlms.settings import CUSTOM
 
-FILE, AUDIT = "places.json", "audit/server.jsonl"
-_AROUND = 16 * 1024
+PLACES, AUDIT = "places.json", "audit/server.jsonl"
+_OVERHEAD = 16 * 1024
 """Bytes around a message: envelope, reports, Flower's records."""
-_UNKNOWN = 64 << 20
-"""Largest body where a model is given in Python."""
-FLEET_PATHS = tuple(
-    f"/v1/fleet/{name}"
-    for name in (
-        "activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages", "push-messages",
-        "confirm-message-received", "get-run", "get-fab", "pull-object", "push-object",
-    )
-)  # fmt: skip
-"""What a node of flwr 1.41 with a key calls; gate.conf passes these and nothing else."""
+_CUSTOM_MODEL_BODY = 64 << 20
+"""Bytes of the largest body if a model is given in Python, so that its messages are not known here."""
 
 
 # --- registration
 
 
 def register(folder: Path) -> None:
-    """Register keys that are new, revoke those they replace, and open the gate to them."""
-    names = {file: re.fullmatch(r"node-(\d+)\.pub", file.name) for file in (folder / "keys").glob("node-*.pub")}
-    keys = {int(found[1]): file for file, found in names.items() if found}
+    """Register new keys, revoke those that they replace, and open the gate to them."""
+    files = (folder / "keys").glob("node-*.pub")
+    keys = {int(match[1]): file for file in files if (match := re.fullmatch(r"node-(\d+)\.pub", file.name))}
     if not keys:
         raise UsageError(f"{folder / 'keys'}: got no node-K.pub; ./keys.sh K makes one, on the node's machine")
-    places = read_places(folder / FILE)
+    places = read_places(folder / PLACES)
     for place, file in sorted(keys.items()):
         key, before = file.read_text(encoding="utf-8").strip(), places.get(place)
         if before and before["key"] == key:
@@ -66,7 +58,7 @@ def register(folder: Path) -> None:
             continue
         if before:
             _unregister(folder, place, before["node"])
-        places[place] = {"node": _registered(folder, file, key), "key": key}
+        places[place] = {"node": _register_key(folder, file, key), "key": key}
         write_places(folder, places)
         audit.append(folder / AUDIT, "registered", place=place, node=places[place]["node"], key=key)
         print(f"place {place} is of node {places[place]['node']}")
@@ -74,7 +66,7 @@ def register(folder: Path) -> None:
 
 
 def revoke(folder: Path, place: int) -> None:
-    places = read_places(folder / FILE)
+    places = read_places(folder / PLACES)
     if place not in places:
         raise UsageError(f"revoke: got {place}, expected one of {', '.join(map(str, sorted(places))) or 'no place'}")
     _unregister(folder, place, places.pop(place)["node"])
@@ -88,23 +80,23 @@ def revoke(folder: Path, place: int) -> None:
 
 
 def write_places(folder: Path, places: Mapping[int, Mapping[str, Any]]) -> None:
-    """As `read_places` reads them; nobody else can read the file."""
+    """Write the file that `read_places` reads; only its owner can read it."""
 
     def write(file: BinaryIO) -> None:
         os.fchmod(file.fileno(), 0o600)
-        file.write(json.dumps({str(place): each for place, each in sorted(places.items())}, indent=1).encode())
+        file.write(json.dumps({str(place): entry for place, entry in sorted(places.items())}, indent=1).encode())
 
-    write_atomically(folder / FILE, write)
+    write_atomically(folder / PLACES, write)
 
 
-def _registered(folder: Path, file: Path, key: str) -> int:
-    """The id that Flower gives to a key."""
-    done = flwr(folder, "supernode", "register", str(file), NAME, "--format", "json")
-    if found := re.search(r'"node-id":\s*"?(\d+)', done.stdout):
-        return int(found[1])
-    if "code: 23" in done.stdout + done.stderr:  # it is registered; Flower's commands do not tell the id, its file does
-        with sqlite3.connect(f"file:{folder / 'superlink.db'}?mode=ro", uri=True) as base:
-            row = base.execute("SELECT node_id FROM node WHERE public_key = ?", (_pem(key),)).fetchone()
+def _register_key(folder: Path, file: Path, key: str) -> int:
+    """Register a key with Flower. Returns its node id, also if the key was registered before."""
+    done = call_flwr(folder, "supernode", "register", str(file), NAME, "--format", "json")
+    if match := re.search(r'"node-id":\s*"?(\d+)', done.stdout):
+        return int(match[1])
+    if "code: 23" in done.stdout + done.stderr:  # it is registered; Flower has its id in the database only
+        with sqlite3.connect(f"file:{folder / 'superlink.db'}?mode=ro", uri=True) as database:
+            row = database.execute("SELECT node_id FROM node WHERE public_key = ?", (_pem(key),)).fetchone()
         if row is not None:
             return int(row[0]) % 2**64
     raise UsageError(
@@ -113,14 +105,14 @@ def _registered(folder: Path, file: Path, key: str) -> int:
 
 
 def _unregister(folder: Path, place: int, node: int) -> None:
-    done = flwr(folder, "supernode", "unregister", str(node), NAME, "--format", "json")
-    said = shown((done.stderr or done.stdout).strip())
+    done = call_flwr(folder, "supernode", "unregister", str(node), NAME, "--format", "json")
+    output = shown((done.stderr or done.stdout).strip())
     audit.append(folder / AUDIT, "revoked", place=place, node=node, flower=done.returncode)
-    print(f"node {node} of place {place} is revoked" + (f" (Flower: {said})" if done.returncode else ""))
+    print(f"node {node} of place {place} is revoked" + (f" (Flower: {output})" if done.returncode else ""))
 
 
-def flwr(folder: Path, *arguments: str, timeout: float | None = 120) -> subprocess.CompletedProcess[str]:
-    """Flower's command of the same environment, with this folder's server."""
+def call_flwr(folder: Path, *arguments: str, timeout: float | None = 120) -> subprocess.CompletedProcess[str]:
+    """Call the `flwr` of this Python environment with the folder's server."""
     environment = {
         **os.environ, "FLWR_HOME": str((folder / "flwr").resolve()), "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -131,7 +123,7 @@ def flwr(folder: Path, *arguments: str, timeout: float | None = 120) -> subproce
 
 
 def _reload(folder: Path) -> None:
-    """A gate that runs reads its keys again."""
+    """Make the gate read its keys again, if it runs."""
     pid = folder / "gate" / "nginx.pid"
     if pid.exists() and pid.read_text().strip():
         subprocess.run([str(folder / "gate.sh"), "--reload"], check=True, capture_output=True, timeout=60)
@@ -142,40 +134,40 @@ def _reload(folder: Path) -> None:
 
 def largest_body(folder: Path) -> int:
     """Bytes of the largest request that a node sends."""
-    config, _ = own_settings(folder / "app")
+    config, _ = app_settings(folder / "app")
     if CUSTOM in (config.model.name, config.train.loss, config.train.metric):
-        return _UNKNOWN
-    return _AROUND + sum(message_bytes(Ground(config)))
+        return _CUSTOM_MODEL_BODY
+    return _OVERHEAD + sum(message_bytes(RunSetup(config)))
 
 
 def _pem(public_key: str) -> bytes:
-    """A public key as Flower keeps it."""
+    """A public key as Flower stores it."""
     return load_ssh_public_key(public_key.encode()).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
-def header(public_key: str) -> str:
+def key_header(public_key: str) -> str:
     """A public key as Flower's nodes send it in a header."""
     return b64encode(_pem(public_key)).decode()
 
 
 def write_includes(folder: Path, environment: Mapping[str, str]) -> None:
-    """The files in gate/."""
+    """Write the files in gate/, which gate.conf includes."""
     port, link, host = (environment.get(name, "") for name in ("PORT", "LINK_PORT", "GATE_HOST"))
     if not port.isdecimal() or not link.isdecimal():
         raise UsageError(f"environment.sh: got PORT={port!r} and LINK_PORT={link!r}, expected two numbers")
-    places = read_places(folder / FILE)
+    places = read_places(folder / PLACES)
     hosts = [host] if host else ["0.0.0.0", *(["[::]"] if _has_ipv6() else [])]
     size = environment.get("MAX_BODY") or str(largest_body(folder))
     rate = 20 + 10 * max(1, len(places))
     (folder / "gate" / "tmp").mkdir(mode=0o700, parents=True, exist_ok=True)
     for name, text in {
-        "listen.conf": "".join(f"listen {each}:{port} ssl;\n" for each in hosts),
+        "listen.conf": "".join(f"listen {host}:{port} ssl;\n" for host in hosts),
         "link.conf": f"upstream superlink {{ server 127.0.0.1:{link}; keepalive 16; }}\n",
-        "keys.conf": "".join(f'"{header(each["key"])}" "{place}";\n' for place, each in sorted(places.items())),
+        "keys.conf": "".join(f'"{key_header(entry["key"])}" "{place}";\n' for place, entry in sorted(places.items())),
         "size.conf": f"client_max_body_size {int(size)};\n",
         "rate.conf": f"limit_req_zone $binary_remote_addr zone=requests:1m rate={rate}r/s;\n"
         "limit_conn_zone $binary_remote_addr zone=connections:1m;\n",
-        # Without it, workers of a gate that root starts are of a user who cannot read this folder.
+        # Without it, the workers of a gate that root starts run as a user who cannot read this folder.
         "user.conf": "user root root;\n" if os.geteuid() == 0 else "",
     }.items():
         (folder / "gate" / name).write_text(text, encoding="utf-8")
@@ -193,29 +185,29 @@ def _has_ipv6() -> bool:
 # --- commands
 
 
-def started(folder: Path, arguments: list[str]) -> None:
-    """Who starts a run on the server, and with which app. What is in this folder is what the server approves."""
+def log_start(folder: Path, arguments: list[str]) -> None:
+    """Log who starts a run on the server, and with which app. The server approves the app in this folder."""
     settings = approval.run_config(arguments)
     entry = approval.approve(folder, settings, approval.SERVER)
-    who = {"user": getpass.getuser(), "uid": os.getuid(), "from": os.environ.get("SSH_CONNECTION", "this machine")}
-    audit.append(folder / AUDIT, "start", **who, app=entry["app"], settings=settings)
+    user = {"user": getpass.getuser(), "uid": os.getuid(), "from": os.environ.get("SSH_CONNECTION", "this machine")}
+    audit.append(folder / AUDIT, "start", **user, app=entry["app"], settings=settings)
 
 
-def main(what: str = "", folder: str | Path = "", *rest: str) -> int:
+def main(command: str = "", folder: str | Path = "", *arguments: str) -> int:
     folder = Path(folder)
     try:
-        if what == "register":
+        if command == "register":
             register(folder)
-        elif what == "revoke":
-            for place in rest:
+        elif command == "revoke":
+            for place in arguments:
                 revoke(folder, int(place))
-        elif what == "write":
+        elif command == "write":
             write_includes(folder, os.environ)
-        elif what == "started":
-            started(folder, list(rest))
+        elif command == "started":
+            log_start(folder, list(arguments))
         else:
             raise UsageError(
-                f"gate: got {what!r}, expected register, revoke, write or started; scripts of another version are "
+                f"gate: got {command!r}, expected register, revoke, write or started; scripts of another version are "
                 "mended by pfedlms deploy upgrade"
             )
     except PfedlmsError as error:

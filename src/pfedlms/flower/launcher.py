@@ -2,8 +2,8 @@
 
     python -m pfedlms.flower.launcher server|node FOLDER HOST:PORT [CERTIFICATES]
 
-It takes tasks of one kind only, with the folder's secret. It hands a task's token over in a file that nobody else can
-read and that is removed at once, not on a command line. Each app process compares the app's bytes and the run's
+It takes tasks of one kind only, with the folder's secret. It passes a task's token in a file, not on a command line;
+nobody else can read the file, and it is removed at once. Each app process compares the app's bytes and the run's
 settings with the folder's allow-list before anything of the app is installed or executed. Written for flwr 1.41.
 """
 
@@ -22,11 +22,11 @@ from pfedlms.flower import approval, audit
 SECRET = "keys/launcher-secret"
 AUDIT = "audit/launcher.jsonl"
 APPS = {"server": "serverapp", "node": "clientapp"}
-"""What Flower calls the apps of each role."""
+"""Flower's names of the apps, by role."""
 
 
 class Launcher:
-    """One of Flower's executors. Only tasks of `task_type` are asked for."""
+    """An executor of Flower that takes tasks of `task_type` only."""
 
     def __init__(self, role: str, folder: Path, task_type: Any) -> None:
         self._role, self._folder, self._task_type = role, folder, task_type
@@ -45,31 +45,32 @@ class Launcher:
         with os.fdopen(descriptor, "w") as file:
             file.write(spec.token)
         trust = ["--insecure"] if spec.insecure else ["--root-certificates", str(spec.root_certificates_path)]
-        launch = [sys.executable, "-m", "pfedlms.flower.launcher"]
-        command = [*launch, f"flwr-{APPS[self._role]}", str(self._folder), token]
-        options = ["--runtime-api-address", spec.runtime_api_address, *trust, "--parent-pid", str(os.getpid())]
-        # A ServerApp's output is in the run's own log.
+        command = [
+            sys.executable, "-m", "pfedlms.flower.launcher", f"flwr-{APPS[self._role]}", str(self._folder), token,
+            "--runtime-api-address", spec.runtime_api_address, *trust, "--parent-pid", str(os.getpid()),
+        ]  # fmt: skip
+        # The output of a ServerApp is in the run's own log.
         output = subprocess.DEVNULL if spec.suppress_output else None
-        self._running.append(subprocess.Popen([*command, *options], stdout=output, stderr=output))
+        self._running.append(subprocess.Popen(command, stdout=output, stderr=output))
         return LaunchResult.accepted()
 
     def reconcile(self) -> None:
-        self._running = [each for each in self._running if each.poll() is None]
+        self._running = [process for process in self._running if process.poll() is None]
 
     def close(self) -> None:
         return
 
 
 def start(role: str, folder: Path, address: str, root_certificates: str | None = None) -> None:
-    """Ask for tasks until this process is ended."""
+    """Take tasks until this process is stopped."""
     from flwr.supercore.auth import load_superexec_auth_secret
     from flwr.supercore.constant import TaskType
     from flwr.supercore.superexec import run_superexec
     from flwr.supercore.utils import disable_process_dumping
 
     disable_process_dumping(strict=False)
-    own = Launcher(role, folder, TaskType.SERVER_APP if role == "server" else TaskType.CLIENT_APP)
-    run_superexec.get_executor = lambda *_, **__: own
+    launcher = Launcher(role, folder, TaskType.SERVER_APP if role == "server" else TaskType.CLIENT_APP)
+    run_superexec.get_executor = lambda *_, **__: launcher
     run_superexec.run_superexec(
         runtime_api_address=address,
         insecure=root_certificates is None,
@@ -80,10 +81,9 @@ def start(role: str, folder: Path, address: str, root_certificates: str | None =
 
 
 def run_app(role: str, folder: Path, token: Path, options: list[str]) -> None:
-    """One task: Flower's own app process, with a check in front of the installation of the app."""
-    where = "flwr.superlink" if role == "server" else "flwr.supernode"
-    app = APPS[role]
-    module, command = import_module(f"{where}.runtime.run_{app}"), import_module(f"{where}.cli.flwr_{app}")
+    """Execute one task in Flower's own app process, with a check before the app is installed."""
+    package, app = "flwr.superlink" if role == "server" else "flwr.supernode", APPS[role]
+    module, command = import_module(f"{package}.runtime.run_{app}"), import_module(f"{package}.cli.flwr_{app}")
     guard(module, role, folder)
     obtain = command.try_obtain_flwr_app_token
 
@@ -99,45 +99,45 @@ def run_app(role: str, folder: Path, token: Path, options: list[str]) -> None:
 
 
 def guard(module: Any, role: str, folder: Path) -> None:
-    """Make Flower's module compare what it was sent with the allow-list before it installs it."""
+    """Make Flower's module compare the app that it was sent with the allow-list before it installs the app."""
     from flwr.cli.config_utils import get_fab_metadata
     from flwr.common.serde import user_config_from_proto
     from flwr.supercore.runtime import RuntimeHttpClient
 
-    listed = approval.SERVER if role == "server" else approval.NODE
-    pull, install, sent = RuntimeHttpClient.PullTaskInput, module.install_from_fab, list[Any]()
+    allow_list = folder / (approval.SERVER if role == "server" else approval.NODE)
+    pull, install, tasks = RuntimeHttpClient.PullTaskInput, module.install_from_fab, list[Any]()
 
-    def pulled(self: Any, request: Any) -> Any:
-        sent.append(pull(self, request))
-        return sent[-1]
+    def pull_and_remember(self: Any, request: Any) -> Any:
+        tasks.append(pull(self, request))
+        return tasks[-1]
 
-    def installed(content: bytes, **options: Any) -> Any:
-        (task,) = sent
+    def check_and_install(content: bytes, **options: Any) -> Any:
+        (task,) = tasks
         run, override = task.run, user_config_from_proto(task.run.override_config)
-        known = {"role": role, "flower_run": run.run_id, "app": run.fab_hash, "settings": override}
+        entry = {"role": role, "flower_run": run.run_id, "app": run.fab_hash, "settings": override}
         try:
-            app = approval.check(folder / listed, content, override)
+            app = approval.check(allow_list, content, override)
             if {run.fab_hash, task.fab.hash_str} != {app} or get_fab_metadata(content) != (run.fab_id, run.fab_version):
                 raise approval.NotApprovedError("the run names another app than the one that was sent")
         except approval.NotApprovedError as error:
-            audit.append(folder / AUDIT, "refused", **known, reason=str(error))
+            audit.append(folder / AUDIT, "refused", **entry, reason=str(error))
             raise
-        audit.append(folder / AUDIT, "started", **known)
+        audit.append(folder / AUDIT, "started", **entry)
         return install(content, **options)
 
-    RuntimeHttpClient.PullTaskInput = pulled
-    module.install_from_fab = installed
+    RuntimeHttpClient.PullTaskInput = pull_and_remember
+    module.install_from_fab = check_and_install
 
 
-def main(what: str = "", folder: str = "", *rest: str) -> None:
-    apps = {f"flwr-{app}": role for role, app in APPS.items()}
-    if what in APPS:
-        start(what, Path(folder), *rest)
-    elif what in apps:  # as `Launcher.launch` calls it
-        run_app(apps[what], Path(folder), Path(rest[0]), list(rest[1:]))
+def main(command: str = "", folder: str = "", *arguments: str) -> None:
+    roles = {f"flwr-{app}": role for role, app in APPS.items()}
+    if command in APPS:
+        start(command, Path(folder), *arguments)
+    elif command in roles:  # `Launcher.launch` calls it so
+        run_app(roles[command], Path(folder), Path(arguments[0]), list(arguments[1:]))
     else:
         sys.exit(
-            f"launcher: got {what!r}, expected one of {', '.join([*APPS, *apps])}; scripts of another version are "
+            f"launcher: got {command!r}, expected one of {', '.join([*APPS, *roles])}; scripts of another version are "
             "mended by pfedlms deploy upgrade"
         )
 

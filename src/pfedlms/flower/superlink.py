@@ -1,4 +1,4 @@
-"""Flower's SuperLink with a check that flwr 1.41 lacks: a node pushes one reply, from its own id, to the server.
+"""Flower's SuperLink with a check that flwr 1.41 lacks: a node may only push one reply, from its own id, to the server.
 
     python -m pfedlms.flower.superlink OPTIONS      as flower-superlink takes them
 
@@ -16,26 +16,26 @@ SUPERLINK = 1
 """The id that Flower gives to its server."""
 
 
-def objection(request: Any) -> str:
-    """What is wrong with what a node pushes; empty: nothing."""
+def describe_violation(request: Any) -> str:
+    """Why a node may not push these messages; empty if it may."""
     if len(request.messages_list) != 1:
         return f"got {len(request.messages_list)} messages, expected one"
-    about = request.messages_list[0].metadata
-    if about.src_node_id != request.node.node_id:
-        return f"got a message of node {about.src_node_id}, expected one of its own"
-    if not about.reply_to_message_id or about.dst_node_id != SUPERLINK:
-        return f"got a message to node {about.dst_node_id}, expected a reply to the server"
+    metadata = request.messages_list[0].metadata
+    if metadata.src_node_id != request.node.node_id:
+        return f"got a message of node {metadata.src_node_id}, expected one of its own"
+    if not metadata.reply_to_message_id or metadata.dst_node_id != SUPERLINK:
+        return f"got a message to node {metadata.dst_node_id}, expected a reply to the server"
     return ""
 
 
 def guard(handlers: Any) -> None:
-    """Make Flower's module ask before it stores what a node pushes."""
-    push, refuse = handlers.push_messages, import_module("starlette.exceptions").HTTPException
+    """Make Flower's module check what a node pushes before it is stored."""
+    push, http_error = handlers.push_messages, import_module("starlette.exceptions").HTTPException
 
     def push_messages(request: Any, state: Any) -> Any:
-        if found := objection(request):
-            logging.getLogger("flwr").warning("pfedlms: node %s is refused: %s", request.node.node_id, found)
-            raise refuse(400, found)
+        if violation := describe_violation(request):
+            logging.getLogger("flwr").warning("pfedlms: node %s is refused: %s", request.node.node_id, violation)
+            raise http_error(400, violation)
         return push(request=request, state=state)
 
     handlers.push_messages = push_messages

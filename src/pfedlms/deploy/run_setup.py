@@ -1,4 +1,4 @@
-"""What server and nodes derive from the configuration: the terms of the run, their digest, and the data, if any."""
+"""What the server and every node derive from the same configuration: the terms of the run, its digest, and data."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from pfedlms.settings import CUSTOM
 from pfedlms.wire.frames import agreement_digest
 
 
-class Ground:
-    """What server and nodes derive from one configuration.
+class RunSetup:
+    """The model, data, terms and digest of a run, derived from its configuration.
 
     Args:
-        config: the same on all ends but for its section [run] (without run.seed) and data.dir.
-        client: the node's client; None on the server.
-        data: on a node, its own data; see `own_data`. Without them, the data set of the configuration is partitioned as
-        in a simulation and a node uses its part.
+        config: the same on the server and all nodes, except for data.dir and the section [run] without run.seed.
+        client: the client of this node; None on the server.
+        data: on a node, its own data; see `own_data`. If None, the data set of the configuration is partitioned as in
+            a simulation, and the node uses its part.
         problem: model, loss and metric, where the configuration names none.
     """
 
@@ -49,19 +49,20 @@ class Ground:
     ) -> None:  # fmt: skip
         self.config, self.client = config, client
         self.knows_samples = config.data.dataset != CUSTOM
-        """Whether this end knows how many samples each client has."""
+        """Whether the number of samples of each client follows from the configuration."""
         if config.data.newcomers:
             raise ConfigError(["data.newcomers: is for simulations; on nodes a client that joins late measures itself"])
-        self.parts: RunParts = build_parts(config, lambda: self._held(data, problem), problem)
-        made, held, train = self.parts.model, self.parts.data, config.train
-        with execution_settings(config):
+        self.parts: Ingredients = ingredients(config, lambda: self._load_data(data, problem), problem)
+        partition = self.parts.data
+        with as_configured(config):
             self.terms = Terms(
-                METHODS[config.method], config.settings, made, held.clients, held.classes, train, config.run.seed
-            )
+                METHODS[config.method], config.settings, self.parts.model, partition.clients, partition.classes,
+                config.train, config.run.seed,
+            )  # fmt: skip
         self.run = agreement_digest({"frames": self.terms.digest, **fixed_settings(config)})
-        """Digest of everything both ends must agree on, including how clients train and the names of classes."""
+        """Digest of everything the server and the nodes must agree on, such as local training and class names."""
 
-    def _held(self, data: Any, problem: Problem) -> FederatedData:
+    def _load_data(self, data: Any, problem: Problem) -> FederatedData:
         if self.knows_samples:
             if data is not None:
                 raise ConfigError(
@@ -79,41 +80,41 @@ class Ground:
 
 
 def classes_and_shape(config: Config) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Names of classes and shape of a sample, as the configuration has them for nodes with data of their own."""
-    chosen, found = config.data, []
-    names = tuple(name.strip() for name in chosen.class_names.split(",") if name.strip())
+    """Class names and shape of a sample, which the configuration states if nodes have their own data."""
+    settings, problems = config.data, []
+    names = tuple(name.strip() for name in settings.class_names.split(",") if name.strip())
     if len(names) < 2 or len(set(names)) < len(names):
-        found.append(f"data.class_names: got {chosen.class_names!r}, expected two names or more, all different")
-    sizes = chosen.sample_shape.lower().split("x")
+        problems.append(f"data.class_names: got {settings.class_names!r}, expected two names or more, all different")
+    sizes = settings.sample_shape.lower().split("x")
     if not all(size.strip().isdecimal() and int(size) > 0 for size in sizes):
-        found.append(f"data.sample_shape: got {chosen.sample_shape!r}, expected sizes such as 3x32x32")
-    if found:
-        raise ConfigError(found)
+        problems.append(f"data.sample_shape: got {settings.sample_shape!r}, expected sizes such as 3x32x32")
+    if problems:
+        raise ConfigError(problems)
     return names, tuple(map(int, sizes))
 
 
 def server_data(config: Config) -> FederatedData:
-    """The server's data: no client's samples, but one sample of zeros to try a model on."""
+    """Placeholder data of the server, which has no client's samples: one sample of zeros, to try the model on."""
     names, shape = classes_and_shape(config)
-    place = np.zeros(1, dtype=np.int64)
-    each_client = (place,) * config.data.clients
+    indices = (np.zeros(1, dtype=np.int64),) * config.data.clients
     # Whole numbers become floats if the model computes with them.
     x, y = (torch.zeros(size, dtype=torch.int64) for size in ((1, *shape), (1,)))
-    validation = each_client if config.data.validation else ()
-    return FederatedData(x, y, each_client, each_client, len(names), validation, names)
+    return FederatedData(x, y, indices, indices, len(names), indices if config.data.validation else (), names)
 
 
-def own_data(config: Config, client: int, data: Any, problem: Problem = NAMED_PROBLEM) -> FederatedData:
-    """A node's own data: `folder:PATH` or `file:PATH`; `module:function`, which is called and returns one of the next
-    two; a data set as `pfedlms.run` takes one, split 75/25; or a pair (train, test). The result has these data for
-    every client number, so that the node's own number has them."""
+def own_data(config: Config, client: int, data: Any, problem: Problem = NAMED) -> FederatedData:
+    """The node's own data as a federation in which every client has them, so that the node's own client number does.
+
+    `data` is one of: `folder:PATH` or `file:PATH`; a data set as `pfedlms.run` takes one, which is split 75/25; a pair
+    (train, test); or `module:function`, a function that returns such a data set or pair.
+    """
     names, shape = classes_and_shape(config)
-    if isinstance(data, str) and path_kind(data):
-        chosen = config.data
-        pool = load_pool(data, chosen.dir or None, chosen.image_size, chosen.label_column)
+    if isinstance(data, str) and kind_of(data):
+        settings = config.data
+        pool = load_pool(data, settings.dir or None, settings.image_size, settings.label_column)
     else:
         if isinstance(data, str):
-            data = _call(data)
+            data = _call_user_function(data)
         pool = read([data], problem.loss is not None, all_clients=False)
     arrays = replace(pool, y=class_numbers(pool, names), classes=len(names), names=names)
     if arrays.x.shape[1:] != shape:
@@ -121,15 +122,13 @@ def own_data(config: Config, client: int, data: Any, problem: Problem = NAMED_PR
             f"data: got samples of shape {arrays.x.shape[1:]}, expected data.sample_shape = {config.data.sample_shape} "
             f"({prod(shape)} numbers)"
         )
-    parts: Indices | tuple[Indices, Indices] = (
-        pool.client_indices[0] if pool.client_indices else np.arange(len(arrays.y))
-    )
-    # Drawn from the client's own stream, as in a simulation.
-    pair = parts if isinstance(parts, tuple) else split(arrays.strata, parts, config.run.seed, client)
-    return from_client_indices(arrays, [pair] * config.data.clients, config.run.seed, config.data.validation)
+    indices: Indices | tuple[Indices, Indices] = pool.held[0] if pool.held else np.arange(len(arrays.y))
+    # The split is drawn from the client's own random stream, as in a simulation.
+    train_test = indices if isinstance(indices, tuple) else split(arrays.strata, indices, config.run.seed, client)
+    return held_by(arrays, [train_test] * config.data.clients, config.run.seed, config.data.validation)
 
 
-def _call(name: str) -> Any:
+def _call_user_function(name: str) -> Any:
     try:
         return resolve_name(name)()
     except Exception as error:  # the user's own code may raise anything
