@@ -149,7 +149,7 @@ def test_a_finished_run_has_a_page_and_its_best_models_are_not_offered(
 def test_a_simulation_is_none(tmp_path: Path) -> None:
     """And stays one, though a server tries to go on with it."""
     config = make_config("fedavg", tmp_path / "run")
-    begin(config)
+    start_run(config)
     with pytest.raises(RunDirectoryError, match="does not fit"):
         serve(config, Fleet(config, tmp_path / "nodes"))
     assert not RunDirectory(tmp_path / "run").on_nodes

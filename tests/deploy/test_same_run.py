@@ -101,7 +101,7 @@ def test_data_of_the_nodes_own_are_read_by_name(tmp_path: Path) -> None:
         config = make_config(method, tmp_path / method, data={**data, "class_names": ", ".join(names)})
         fleet = Fleet(config, tmp_path / "nodes", data=named)
         summary, metrics = serve_run(config, fleet)
-        expected = begin(config.with_run(out=""), Problem(list(pairs.values())))
+        expected = start_run(config.with_run(out=""), Problem(list(pairs.values())))
         assert [comparable(each) for each in metrics] == [comparable(each) for each in expected.metrics]
         check_states(fleet, expected.federation)
         assert summary["classes"] == names

@@ -167,7 +167,7 @@ class Coordinator:
         self.rounds_played = self._state.round
 
 
-class RunOnNodes(Running):
+class RunOnNodes(ActiveRun):
     """A run whose clients are nodes, with a checkpoint after every trip."""
 
     federation: Coordinator
@@ -180,14 +180,14 @@ class RunOnNodes(Running):
 
     def start(self) -> None:
         self._directory.mark_on_nodes()  # only now, because the folder of a simulation has been refused before
-        self.played.start()
+        self.federation.start()
 
     def step(self, evaluate: bool) -> RoundReport:
         self._report = self.federation.play_round()
         return self._report
 
     def more(self, of: str) -> dict[str, Any]:
-        transport = {"transport": self.played.transport_bytes}
+        transport = {"transport": self.federation.transport_bytes}
         if of == "summary":
             return transport
         if self._report is None:
@@ -254,7 +254,7 @@ def serve(
             else:
                 directory.create(config.to_toml())
             run = RunOnNodes(config, coordinator, directory)
-            return execute(run, callbacks, directory.load_checkpoint(), at_once=True)[0]
+            return run_rounds(run, callbacks, directory.load_checkpoint(), at_once=True)[0]
     except Stopped as stopped:
         handler = signal.getsignal(stopped.signal)
         if threading.current_thread() is threading.main_thread() and callable(handler):

@@ -91,7 +91,7 @@ class Node:
         self._terms, self._method, parts = setup.terms, setup.terms.method, setup.parts
         self.run = setup.run
         """The digest that requests must have."""
-        with as_configured(config):
+        with execution_settings(config):
             worker = LocalWorker(
                 parts.model, parts.data, config.train, config.run.seed, setup.terms.participation, 1, parts.criterion
             )
@@ -139,7 +139,7 @@ class Node:
             digest = hashlib.sha256(request).digest()
             if (reply := self._check(envelope, digest)) is not None:
                 return reply
-            with as_configured(self.config), own_threads():
+            with execution_settings(self.config), own_threads():
                 after, reply = self._execute(envelope)
             if envelope.kind == Kind.REQUEST:
                 after = replace(after, trip=envelope.trip, request=digest, reply=reply)

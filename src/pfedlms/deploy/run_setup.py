@@ -52,9 +52,9 @@ class RunSetup:
         """Whether the number of samples of each client follows from the configuration."""
         if config.data.newcomers:
             raise ConfigError(["data.newcomers: is for simulations; on nodes a client that joins late measures itself"])
-        self.parts: Ingredients = ingredients(config, lambda: self._load_data(data, problem), problem)
+        self.parts: RunParts = build_parts(config, lambda: self._load_data(data, problem), problem)
         partition = self.parts.data
-        with as_configured(config):
+        with execution_settings(config):
             self.terms = Terms(
                 METHODS[config.method], config.settings, self.parts.model, partition.clients, partition.classes,
                 config.train, config.run.seed,
@@ -102,14 +102,14 @@ def server_data(config: Config) -> FederatedData:
     return FederatedData(x, y, indices, indices, len(names), indices if config.data.validation else (), names)
 
 
-def own_data(config: Config, client: int, data: Any, problem: Problem = NAMED) -> FederatedData:
+def own_data(config: Config, client: int, data: Any, problem: Problem = NAMED_PROBLEM) -> FederatedData:
     """The node's own data as a federation in which every client has them, so that the node's own client number does.
 
     `data` is one of: `folder:PATH` or `file:PATH`; a data set as `pfedlms.run` takes one, which is split 75/25; a pair
     (train, test); or `module:function`, a function that returns such a data set or pair.
     """
     names, shape = classes_and_shape(config)
-    if isinstance(data, str) and kind_of(data):
+    if isinstance(data, str) and path_kind(data):
         settings = config.data
         pool = load_pool(data, settings.dir or None, settings.image_size, settings.label_column)
     else:
@@ -122,10 +122,12 @@ def own_data(config: Config, client: int, data: Any, problem: Problem = NAMED) -
             f"data: got samples of shape {arrays.x.shape[1:]}, expected data.sample_shape = {config.data.sample_shape} "
             f"({prod(shape)} numbers)"
         )
-    indices: Indices | tuple[Indices, Indices] = pool.held[0] if pool.held else np.arange(len(arrays.y))
+    indices: Indices | tuple[Indices, Indices] = (
+        pool.client_indices[0] if pool.client_indices else np.arange(len(arrays.y))
+    )
     # The split is drawn from the client's own random stream, as in a simulation.
     train_test = indices if isinstance(indices, tuple) else split(arrays.strata, indices, config.run.seed, client)
-    return held_by(arrays, [train_test] * config.data.clients, config.run.seed, config.data.validation)
+    return from_client_indices(arrays, [train_test] * config.data.clients, config.run.seed, config.data.validation)
 
 
 def _call_user_function(name: str) -> Any:

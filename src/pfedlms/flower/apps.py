@@ -62,7 +62,7 @@ def versions() -> dict[str, str]:
 
 def client_app(file: Path, custom: Problem | None) -> Any:
     """See `flower.client`. If a handler raises, the server gets the text as the reason why it leaves this node out."""
-    problem = custom or NAMED
+    problem = custom or NAMED_PROBLEM
 
     def settings(context: Context) -> tuple[Config, NodeSection, Path, Ed25519PublicKey | None]:
         config, section, folder = node_settings(*run_settings(file, context.run_config), context.node_config)
@@ -126,7 +126,7 @@ def remove_old_states(folder: Path, current: Path, days: int) -> None:
 
 def server_app(file: Path, custom: Problem | None) -> Any:
     """See `flower.server`."""
-    problem = custom or NAMED
+    problem = custom or NAMED_PROBLEM
 
     def main(grid: Grid, context: Context) -> None:
         config, flower = run_settings(file, context.run_config)

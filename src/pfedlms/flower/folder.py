@@ -15,7 +15,7 @@ from typing import Any
 
 from pfedlms import __version__
 from pfedlms.errors import UsageError
-from pfedlms.experiment.config import as_toml, keys, load_config
+from pfedlms.experiment.config import as_toml, load_config, setting_fields
 from pfedlms.flower.approval import declared_settings
 from pfedlms.flower.config import AS_IN_FILE, FlowerSection
 from pfedlms.methods import METHODS
@@ -141,7 +141,7 @@ def render_pyproject(folder: Path | None = None, values: Mapping[str, Any] | Non
         value = str(folder / paths[field.name]) if folder and field.name in paths else field.default
         add("flower", field.name, field.metadata["help"], value)
     add("method", "name", "method by name")
-    for (section, key), field in keys(METHODS).items():
+    for (section, key), field in setting_fields(METHODS).items():
         default = _method_defaults(key) if section == "method" else f"default {as_toml(field.default)}"
         add(section, key, f"{field.metadata['help']} ({default})")
     config = ["\n".join([f"[tool.flwr.app.config.{name}]", *lines]) for name, lines in sections.items()]
@@ -150,7 +150,11 @@ def render_pyproject(folder: Path | None = None, values: Mapping[str, Any] | Non
 
 def _method_defaults(key: str) -> str:
     """Which methods have this key, and its default in each."""
-    defaults = {name: keys([name])["method", key].default for name in METHODS if ("method", key) in keys([name])}
+    defaults = {
+        name: setting_fields([name])["method", key].default
+        for name in METHODS
+        if ("method", key) in setting_fields([name])
+    }
     if len(set(map(str, defaults.values()))) == 1:
         return f"of {', '.join(defaults)}; default {as_toml(next(iter(defaults.values())))}"
     return "of " + ", ".join(f"{name}: default {as_toml(value)}" for name, value in defaults.items())

@@ -20,7 +20,7 @@ def copy_module(module: nn.Module) -> nn.Module:
         return copy.deepcopy(module)
     except Exception as error:  # whatever parts of it may raise
         raise UsageError(
-            f"model: cannot be copy_module ({reason(error)}); give a function that makes it, model=lambda: …, instead"
+            f"model: cannot be copied ({reason(error)}); give a function that makes it, model=lambda: …, instead"
         ) from error
 
 
