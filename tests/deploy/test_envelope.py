@@ -104,10 +104,8 @@ def test_errors_are_typed(data: bytes, error: type[WireError]) -> None:
 def test_numbers_of_a_reply_are_checked() -> None:
     assert read_training(training_record(1, 7, 0.5)) == (7, 0.5)
     assert read_measurement(measurement_record(Split.TEST, 3, 1.5, 4), percent=True) == (Split.TEST, (3, 1.5, 4))
-    assert read_measurement(measurement_record(Split.SHARED, -2.5, 1.5, 4), percent=False) == (
-        Split.SHARED,
-        (-2.5, 1.5, 4),
-    )
+    metric = measurement_record(Split.SHARED, -2.5, 1.5, 4)
+    assert read_measurement(metric, percent=False) == (Split.SHARED, (-2.5, 1.5, 4))
     for samples, loss in ((0, 1.0), (3, float("inf"))):
         with pytest.raises(DecodeError):
             read_training(training_record(1, samples, loss))

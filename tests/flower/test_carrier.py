@@ -1,4 +1,4 @@
-"""Requests find their nodes, whatever those do; the engine and the clock are carrier up."""
+"""Requests find their nodes, whatever those do; the message service and the clock are fake."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_what_nobody_waits_for_any_more_is_taken_from_the_engine() -> None:
 
 
 def test_a_place_stays_with_its_owner_while_that_is_online() -> None:
-    """Whoever else claims it, before or after; it answer not go back to who had it before, either."""
+    """Whoever else claims it, before or after; it does not go back to who had it before, either."""
     service = FakeService(online={70: (0, 20, node_of(0)), 71: (3, 60, node_of(0)), 72: (45, 1e9, node_of(0))})
     carrier, _ = carrier_with_nodes(service, 1)
     for now, owner, rivals in ((10, 70, {0: [70, 71]}), (30, 71, {}), (50, 71, {0: [71, 72]}), (70, 72, {})):

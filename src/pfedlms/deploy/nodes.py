@@ -124,15 +124,12 @@ class Nodes:
             if self._setup.knows_samples:
                 indices = data.validation if split == Split.VALIDATION else data.test
                 expected = len(indices[client]) * data.positions
+            got = f"measured: got {count} samples of {split.name.lower()}"
             if expected is not None and count != expected:
-                raise DecodeError(
-                    f"measured: got {count} samples of {split.name.lower()}, expected {expected} as before"
-                )
+                raise DecodeError(f"{got}, expected {expected} as before")
             if expected is None and count > MAX_EVALUATION_RATIO * samples * data.positions:
-                raise DecodeError(
-                    f"measured: got {count} samples of {split.name.lower()}, expected at most {MAX_EVALUATION_RATIO} "
-                    f"times the {samples} that the client trains on"
-                )
+                most = f"at most {MAX_EVALUATION_RATIO} times the {samples} that the client trains on"
+                raise DecodeError(f"{got}, expected {most}")
         self.counts |= {(client, int(split)): count for split, (_, _, count) in counts.items()}
 
     def _warn_of_changes(self, inbox: Inbox) -> None:

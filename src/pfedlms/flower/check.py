@@ -109,25 +109,23 @@ def _check_secret_files(folder: Path) -> list[CheckResult]:
 
 def _check_superlink(folder: Path, port: int) -> list[CheckResult]:
     """Check that the SuperLink listens on this machine's loopback addresses only, at the port that `flwr` uses."""
-    file, results = folder / "flwr" / "config.toml", list[CheckResult]()
+    file, wrong = folder / "flwr" / "config.toml", list[str]()
     try:
         address = str(tomllib.loads(file.read_text(encoding="utf-8"))["superlink"][NAME]["address"])
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"{file}: got no superlink.{NAME}.address ({error})") from error
     if address != f"127.0.0.1:{port}":
-        text = (
-            f"flwr/config.toml has {address}, expected 127.0.0.1:{port}, LINK_PORT of environment.sh; edit one of them"
-        )
-        results.append(CheckResult("superlink", text, wrong=True))
+        expected = f"expected 127.0.0.1:{port}, LINK_PORT of environment.sh; edit one of them"
+        wrong.append(f"flwr/config.toml has {address}, {expected}")
     addresses = listening_addresses(port)
-    if outside := sorted(address for address in addresses if not address.is_loopback):
-        text = f"listens on {', '.join(map(str, outside))}, port {port}, expected 127.0.0.1 alone; start superlink.sh"
-        results.append(CheckResult("superlink", text, wrong=True))
+    listens = f"listens on {', '.join(sorted(map(str, addresses)))}, port {port}"
+    if not all(address.is_loopback for address in addresses):
+        wrong.append(f"{listens}, expected 127.0.0.1 alone; start it with superlink.sh")
     elif not addresses:
-        results.append(
-            CheckResult("superlink", f"nothing listens on port {port}; is superlink.sh running?", wrong=True)
-        )
-    return results or [CheckResult("superlink", f"listens on {', '.join(map(str, sorted(addresses)))}, port {port}")]
+        wrong.append(f"nothing listens on port {port}; is superlink.sh running?")
+    if wrong:
+        return [CheckResult("superlink", text, wrong=True) for text in wrong]
+    return [CheckResult("superlink", listens)]
 
 
 def listening_addresses(port: int) -> set[IPv4Address | IPv6Address]:
@@ -158,9 +156,8 @@ def _check_server(address: str, authority: Path) -> CheckResult:
     try:
         with closing(_connection(address, authority)) as connection:
             connection.connect()
-            return CheckResult(
-                "server", f"{address} is there, {connection.sock.version()}, its certificate is of {authority.name}"
-            )
+            text = f"{address} is there, {connection.sock.version()}, its certificate is of {authority.name}"
+            return CheckResult("server", text)
     except FileNotFoundError:
         text = f"{authority}: is missing; certificates.sh makes it on the server, copy it from there"
     except ssl.SSLCertVerificationError as error:
@@ -185,13 +182,13 @@ def _check_closed_paths(address: str, authority: Path) -> CheckResult:
         except (OSError, HTTPException) as error:
             return CheckResult("doors", f"{address}{path}: no answer ({error or type(error).__name__})", wrong=True)
         if status not in _REFUSALS:
-            text = f"answers with {status}: whoever reaches this address can start runs, which are code on all machines"
-            return CheckResult(
-                "doors", f"{address}{path}: {text}; nodes must reach gate.sh, not the SuperLink", wrong=True
+            text = (
+                f"{address}{path}: answers with {status}: whoever reaches this address can start runs, which are code "
+                "on all machines; nodes must reach gate.sh, not the SuperLink"
             )
-    return CheckResult(
-        "doors", f"{address} refuses {len(_CLOSED_PATHS)} of the SuperLink's paths that are not for nodes"
-    )
+            return CheckResult("doors", text, wrong=True)
+    text = f"{address} refuses {len(_CLOSED_PATHS)} of the SuperLink's paths that are not for nodes"
+    return CheckResult("doors", text)
 
 
 def _check_nodes(folder: Path) -> list[CheckResult]:
