@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from engine import copy_speed, matrix_rate
-from pfedlms.backend import own_threads, torch_threads
+from pfedlms.backend import one_thread_per_operator, torch_threads
 from pfedlms.engine.criterion import Criterion
 from pfedlms.methods.contract import Objective
 from pfedlms.models import CohortModel, build
@@ -71,7 +71,7 @@ class Steps:
         if self.recorded is not None:
             self.recorded.replay()
             return
-        with own_threads():
+        with one_thread_per_operator():
             self.losses = self.step()
 
 

@@ -43,7 +43,7 @@ def compiled() -> Callable[[Function], Function]:
 
     Without fastmath, because the order of float operations is part of the protocol; with NumPy's error model, so that
     a division by zero follows IEEE 754 instead of raising an exception and loops can be vectorised. Without numba's
-    own threads, which set PyTorch's thread count and wait for work by spinning: see `share`.
+    own threads, which set PyTorch's thread count and wait for work by spinning: see `run_kernel`.
     """
     return cast(Callable[[Function], Function], numba.njit(cache=True, nogil=True, error_model="numpy"))
 
@@ -153,7 +153,7 @@ def streams(device: torch.device, purpose: str, count: int) -> list[torch.cuda.S
     return [torch.cuda.Stream(device) for _ in range(count)]  # type: ignore[no-untyped-call]
 
 
-def overlapped(
+def run_overlapped(
     first: Callable[[], First], second: Callable[[], Second], device: torch.device, purpose: str
 ) -> tuple[First, Second]:
     """Both results; on a GPU both are computed at the same time, on two streams. Nested calls need different
@@ -207,11 +207,11 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 @contextmanager
-def own_threads() -> Iterator[None]:
-    """Within it PyTorch's operators run on one thread each, and `spread` and `share` have the threads they had.
+def one_thread_per_operator() -> Iterator[None]:
+    """Within it PyTorch's operators run on one thread each. `for_each_in_threads` and `run_kernel` still use all threads.
 
-    An operator that uses several waits for all of them, and most are short: on cores that are busy with other jobs
-    such waiting takes many times as long as the work.
+    An operator that uses several threads waits for all of them, and most operators are short. On cores that are busy
+    with other jobs such waiting takes many times as long as the work.
     """
     before, _thread.threads = _thread.threads, threads()
     try:
@@ -222,8 +222,8 @@ def own_threads() -> Iterator[None]:
 
 
 @contextmanager
-def long_operators() -> Iterator[None]:
-    """Within it PyTorch's operators may use all threads, also inside of `own_threads`."""
+def all_threads_per_operator() -> Iterator[None]:
+    """Within it PyTorch's operators may use all threads, also inside of `one_thread_per_operator`."""
     if threads() > 1:
         _do_not_spin(os.getpid())
     with torch_threads(threads()):
@@ -250,7 +250,7 @@ def _do_not_spin(process: int) -> None:
     torch.set_num_threads(before)  # for threads to come; each has a count of its own
 
 
-def spread(work: Callable[[Item], object], items: Sequence[Item]) -> None:
+def for_each_in_threads(work: Callable[[Item], object], items: Sequence[Item]) -> None:
     """`work` on every item, on several threads at once, each with its share of PyTorch's threads."""
     workers = 1 if _thread.shared else min(threads(), _WORKERS, len(items))
     if workers <= 1:
@@ -271,7 +271,7 @@ def spread(work: Callable[[Item], object], items: Sequence[Item]) -> None:
         _thread.threads = before
 
 
-def share(kernel: Callable[..., None], tasks: int, cost: int, *arguments: Any) -> None:
+def run_kernel(kernel: Callable[..., None], tasks: int, cost: int, *arguments: Any) -> None:
     """`kernel(first, last, *arguments)`, a compiled function, on the tasks 0 to `tasks` − 1, by several threads where
     that is faster. A task reads about `cost` numbers; no two tasks write to the same place."""
     worth = tasks * cost // _WORTH_WAKING

@@ -20,7 +20,7 @@ Values = TypeVar("Values", Tensor, Array)
 Weights = int | Sequence[int] | Array | Tensor
 
 
-def whole(name: str, value: object, minimum: int, maximum: int | None = None, remedy: str = "") -> int:
+def check_integer(name: str, value: object, minimum: int, maximum: int | None = None, remedy: str = "") -> int:
     """`value` as an int, also one of NumPy's; from `minimum` to `maximum`."""
     fits = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not fits or int(value) < minimum or (maximum is not None and int(value) > maximum):  # type: ignore[call-overload]
@@ -29,7 +29,7 @@ def whole(name: str, value: object, minimum: int, maximum: int | None = None, re
     return int(value)  # type: ignore[call-overload, no-any-return]
 
 
-def number(name: str, value: object, above: float, maximum: float, meaning: str) -> float:
+def check_number(name: str, value: object, above: float, maximum: float, meaning: str) -> float:
     """`value` as a float, also one of NumPy's; above `above` and at most `maximum`."""
     fits = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
     if not fits or not above < value <= maximum:  # type: ignore[operator]
@@ -37,7 +37,7 @@ def number(name: str, value: object, above: float, maximum: float, meaning: str)
     return float(value)  # type: ignore[arg-type]
 
 
-def weights_of(samples: Weights, clients: int) -> list[int]:
+def check_weights(samples: Weights, clients: int) -> list[int]:
     """N_k of `clients` clients, whole numbers above zero: from a list, an array, a tensor, or one number."""
     given = samples.tolist() if isinstance(samples, np.ndarray | np.generic | Tensor) else samples
     own = list(given) if isinstance(given, Sequence) else [given]
@@ -48,13 +48,13 @@ def weights_of(samples: Weights, clients: int) -> list[int]:
         )
     for place, value in enumerate(own):
         if type(value) is not int or value < 1:
-            own[place] = whole(
+            own[place] = check_integer(
                 f"weights[{place}]", value, 1, remedy="a weight is a number of samples; leave out clients without any"
             )
     return own
 
 
-def tensor_of(name: str, values: Tensor | Array, device: torch.device | None = None) -> Tensor:
+def as_tensor(name: str, values: Tensor | Array, device: torch.device | None = None) -> Tensor:
     """An array as a tensor, on `device` if one is named; a tensor as it is, refused where it is on another device."""
     if isinstance(values, Tensor):
         if device is not None and values.device != device:
@@ -73,7 +73,7 @@ def tensor_of(name: str, values: Tensor | Array, device: torch.device | None = N
     return made if device is None else made.to(device)
 
 
-def array_of(name: str, values: Tensor | Array) -> Array:
+def as_array(name: str, values: Tensor | Array) -> Array:
     """A tensor as an array, on the host; an array as it is."""
     if isinstance(values, Tensor):
         return values.detach().cpu().numpy()
@@ -84,7 +84,7 @@ def array_of(name: str, values: Tensor | Array) -> Array:
     return values
 
 
-def floats(name: str, values: Tensor) -> Tensor:
+def check_floats(name: str, values: Tensor) -> Tensor:
     """Refuse what is neither float32 nor float64: nothing else has kernels, or enough digits for a transform."""
     if values.dtype not in (torch.float32, torch.float64):
         raise ValueError(
@@ -94,7 +94,7 @@ def floats(name: str, values: Tensor) -> Tensor:
     return values
 
 
-def in_kind(given: Values, result: Tensor) -> Values:
+def like_input(given: Values, result: Tensor) -> Values:
     """`result` as an array if `given` is one, and its only row if `given` is one vector."""
     own = result[0] if given.ndim == 1 and result.ndim == 2 else result
     return own if isinstance(given, Tensor) else own.cpu().numpy()

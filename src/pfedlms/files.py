@@ -9,7 +9,7 @@ from io import BufferedWriter, FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a disk without room."""
 
 
@@ -54,7 +54,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
         os.close(folder)
 
 
-def not_written(file: object, error: Exception) -> str:
+def write_failure(file: object, error: Exception) -> str:
     """What to tell of a file that the user has named and that could not be written."""
-    room = "make room or " * (getattr(error, "errno", None) in FULL)
+    room = "make room or " * (getattr(error, "errno", None) in DISK_FULL)
     return f"{file}: cannot be written ({getattr(error, 'strerror', None) or error}); {room}name another file"

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-MOST = (1 << 63) - 1
+LARGEST_SEED = (1 << 63) - 1
 """The largest seed and counter that all languages read alike."""
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
@@ -147,7 +147,7 @@ def normals(key: int, count: int) -> NDArray[np.float64]:
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
 
 
-def smallest(key: int, count: int, chosen: int) -> NDArray[np.int64]:
+def first_of_permutation(key: int, count: int, chosen: int) -> NDArray[np.int64]:
     """The first `chosen` places of `permutation(key, count)`, ascending, without sorting all of them: a stream has no
     word twice."""
     own = words(key, count)

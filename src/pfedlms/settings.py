@@ -55,7 +55,7 @@ def one_of(*names: str) -> Callable[[], list[str]]:
     return lambda: list(names)
 
 
-def agreed(settings: Any) -> dict[str, Any]:
+def shared_settings(settings: Any) -> dict[str, Any]:
     """The values both ends must agree on: all fields but those only the server computes with, and optional ones at
     their defaults."""
     values = {each.name: getattr(settings, each.name) for each in fields(settings)}
@@ -72,7 +72,7 @@ def type_name(declared: Field[Any]) -> str:
     return declared.type if isinstance(declared.type, str) else declared.type.__name__
 
 
-def problems(
+def find_problems(
     section: str, cls: type[Any], values: dict[str, Any], nearest: Callable[[str, Iterable[str]], str] = did_you_mean
 ) -> list[str]:
     """Everything wrong with `values` as fields of the dataclass `cls`, one line each: key, got, expected; an unknown
@@ -109,7 +109,7 @@ def _wrong(declared: Field[Any], value: Any) -> str | None:
     return None
 
 
-def as_plain(value: Any) -> Any:
+def to_python_number(value: Any) -> Any:
     """A single number of NumPy or torch as Python's own; anything else as it is."""
     single = hasattr(value, "item") and getattr(value, "ndim", None) == 0
     return value.item() if single else value

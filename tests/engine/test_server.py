@@ -15,7 +15,7 @@ from pfedlms.engine.server import OUT_OF_SYNC, ServerState
 from pfedlms.engine.terms import agreement
 from pfedlms.engine.transport import Code, Flag, Request
 from pfedlms.methods import METHODS
-from pfedlms.settings import agreed
+from pfedlms.settings import shared_settings
 
 EVERYBODY = tuple(range(CLIENTS))
 
@@ -110,6 +110,6 @@ def test_what_clients_say_they_know_is_believed_only_if_it_can_be() -> None:
 def test_optional_settings_are_agreed_on_only_where_they_are_used(method: str, key: str, value: Any) -> None:
     """The digest without them is that of the vectors, which are older."""
     plain, own = (federation(method, **chosen).method for chosen in ({}, {key: value}))
-    assert key not in agreed(plain.settings)
-    assert agreed(own.settings)[key] == value
+    assert key not in shared_settings(plain.settings)
+    assert shared_settings(own.settings)[key] == value
     assert agreement(plain) != agreement(own)

@@ -16,14 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pfedlms.backend import own_threads
+from pfedlms.backend import one_thread_per_operator
 from pfedlms.deploy.envelope import Kind
 from pfedlms.deploy.ground import Ground
 from pfedlms.deploy.nodes import Nodes, Transport
 from pfedlms.engine.reports import Counts, Evaluation, RoundReport, Stopwatch, evaluation
 from pfedlms.engine.server import START, Server, ServerState
 from pfedlms.engine.transport import Event, Flag, Inbox, Split
-from pfedlms.errors import QuorumError, UsageError, shown
+from pfedlms.errors import QuorumError, UsageError, printable
 from pfedlms.experiment.callbacks import Callback, RunInfo
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.loop import Running, Stopped, execute
@@ -87,13 +87,13 @@ class Coordinator:
     def step(self) -> RoundReport | None:
         """One trip; at the end of a round, its report."""
         state = self._state
-        with as_configured(self.config), own_threads():
+        with as_configured(self.config), one_thread_per_operator():
             inbox = self._server.inbox(state, self._server.outbox(state))
         self._nodes.carry(inbox.requests, inbox)
         for client in {client for request in inbox.requests for client in request.clients}.difference(inbox.failed):
             self._warned.pop(client, None)
         self._warn(inbox.events)
-        with as_configured(self.config), own_threads():
+        with as_configured(self.config), one_thread_per_operator():
             after = self._server.step(state, inbox)
         self._warn(after.events)
         self.samples |= inbox.aggregation.claims if inbox.aggregation is not None else {}
@@ -217,7 +217,10 @@ class RoundLog(Callback):
             f"round {record['round']}/{run.config.train.rounds}: {len(record['participants'])} trained, loss "
             f"{record['loss']:.4f}, {up:,} bytes up, {down:,} down{again}, {now - self._before:.1f} s"
         )
-        self._out, self._before = "; ".join(f"{each}: {shown(why)}" for each, why in record["left_out"].items()), now
+        self._out, self._before = (
+            "; ".join(f"{each}: {printable(why)}" for each, why in record["left_out"].items()),
+            now,
+        )
 
     def on_evaluation(self, run: RunInfo, record: Mapping[str, Any]) -> None:
         self._line += f", {accuracies(record)}"

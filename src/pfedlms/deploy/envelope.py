@@ -41,7 +41,7 @@ from pfedlms.errors import (
     OversizedError,
     TruncatedError,
     VersionError,
-    shown,
+    printable,
 )
 from pfedlms.wire.checksum import crc32
 
@@ -169,7 +169,7 @@ def reason(record: Record) -> str:
         words = (
             "its pfedlms does not know signed requests; update pfedlms there and run `pfedlms deploy upgrade FOLDER`"
         )
-    return f"{name.lower()}: {shown(words)}"
+    return f"{name.lower()}: {printable(words)}"
 
 
 def trained(phase: int, samples: int, loss: float) -> Record:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from pfedlms.backend import own_threads
+from pfedlms.backend import one_thread_per_operator
 from pfedlms.cohort import Cohort
 from pfedlms.deploy.envelope import Envelope, Kind, Why, decode, measured, refusal, trained
 from pfedlms.deploy.ground import Ground
@@ -137,7 +137,7 @@ class Node:
             digest = hashlib.sha256(request).digest()
             if (reply := self._check(asked, digest)) is not None:
                 return reply
-            with as_configured(self.config), own_threads():
+            with as_configured(self.config), one_thread_per_operator():
                 after, reply = self._execute(asked)
             if asked.kind == Kind.REQUEST:
                 after = replace(after, trip=asked.trip, request=digest, reply=reply)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pfedlms.backend import own_threads
+from pfedlms.backend import one_thread_per_operator
 from pfedlms.cohort import Cohort, joined
 from pfedlms.data.federated import FederatedData
 from pfedlms.engine.client import Client
@@ -102,13 +102,13 @@ class Federation:
 
     # --- rounds
 
-    @own_threads()
+    @one_thread_per_operator()
     def start(self) -> None:
         """Phase 0: E local steps from w⁰ without any consensus, the same for every method; nothing if it is over."""
         if self._server.stage == START:
             self._server = self._trip(self._server)
 
-    @own_threads()
+    @one_thread_per_operator()
     def play_round(self, evaluate_global: bool = False) -> RoundReport:
         """The method's exchanges, then E local steps of those who take part and got the answers; after the start, if
         that is not over. If it raises, the round can be played again."""
@@ -156,7 +156,7 @@ class Federation:
     def _measured(self, which: str) -> tuple[Counts, Counts]:
         return self._counts(self._all() if which == "everyone" else self._clients.present)
 
-    @own_threads()
+    @one_thread_per_operator()
     def _counts(self, cohorts: Iterable[Cohort]) -> tuple[Counts, Counts]:
         """Of the test samples, and of those set aside."""
         tested, validated = Counts(), Counts()
@@ -197,7 +197,7 @@ class Federation:
         worker = LocalWorker(self.model, data, train, self._terms.seed, everybody, group, criterion)
         return Client(self.method, self._digest, self._terms.catch_up, worker, data)
 
-    @own_threads()
+    @one_thread_per_operator()
     def _joining(self, client: Client, data: FederatedData) -> Iterator[tuple[Cohort, Cohort]]:
         """The clients of `data`, some at a time, after the last answers and after their first local steps. Running
         statistics begin as those of the exported shared model, where there is one."""
@@ -258,7 +258,7 @@ class Federation:
                 (cohort,) = self._clients.take(group, self._clients.present)
                 yield cohort if self._server.stage == START else self._on_copies(cohort, trains)
 
-    @own_threads()
+    @one_thread_per_operator()
     def _on_copies(self, cohort: Cohort, trains: bool) -> Cohort:
         """Copies of clients after what the last phase would have been for them."""
         state, transport, inbox = self._server, InProcess(self._client, self._clients), Inbox()

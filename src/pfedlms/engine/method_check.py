@@ -25,7 +25,7 @@ from pfedlms.engine.federation import Federation
 from pfedlms.errors import ConfigError, DivergedError, MethodError, UsageError, reason
 from pfedlms.methods.contract import Exchange, Method, Tracked
 from pfedlms.models import CohortModel, build
-from pfedlms.settings import problems
+from pfedlms.settings import find_problems
 from pfedlms.train_settings import TrainSettings
 from pfedlms.wire.frames import HEADER_BYTES
 
@@ -88,7 +88,7 @@ def check_method(method: type[Method], **settings: Any) -> Report:
         raise UsageError(f"check_method: got {method!r}, expected the class of a method")
     checks = [_checked("declaration", lambda: _declaration(method, settings))]
     if checks[0].ok:
-        if wrong := problems("method", method.Settings, settings):
+        if wrong := find_problems("method", method.Settings, settings):
             raise ConfigError(wrong)
         battery = _Battery(method, settings)
         checks.append(_checked("rounds", battery.rounds))
@@ -124,7 +124,7 @@ def _declaration(method: type[Method], settings: dict[str, Any]) -> str:
         if "help" not in each.metadata:
             raise Failed(f"Settings.{each.name} is declared without limits and meaning; use setting(default, help, …)")
     defaults = {each.name: each.default for each in fields(chosen) if each.default is not MISSING}
-    if wrong := problems("method", chosen, defaults):
+    if wrong := find_problems("method", chosen, defaults):
         raise Failed(f"a default is outside its own limits: {wrong[0]}")
     return "name, paper, personal and settings are declared"
 

@@ -60,7 +60,7 @@ class Participation:
 
 @lru_cache(maxsize=4)  # a phase is asked for several times
 def _drawn(key: int, clients: int, count: int) -> tuple[int, ...]:
-    return tuple(rng.smallest(key, clients, count).tolist())
+    return tuple(rng.first_of_permutation(key, clients, count).tolist())
 
 
 class Clients:

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from pfedlms.backend import own_threads
+from pfedlms.backend import one_thread_per_operator
 from pfedlms.cohort import Cohort
 from pfedlms.engine.federation import Federation
 from pfedlms.engine.participation import KEPT, merged_rows, state_of
@@ -146,7 +146,7 @@ class SharedFederation(Federation):
 
     # --- the other ranks
 
-    @own_threads()
+    @one_thread_per_operator()
     def serve(self) -> Any:
         """Execute what rank 0 calls until its run ends; returns what it gave to `leading`. Rank 0 obeys signals."""
         with _deaf():

@@ -13,7 +13,7 @@ from pfedlms.engine.catch_up import CatchUp
 from pfedlms.engine.participation import Participation
 from pfedlms.methods.contract import Method, Task
 from pfedlms.models.forward import CohortModel
-from pfedlms.settings import agreed
+from pfedlms.settings import shared_settings
 from pfedlms.step import kept_numbers
 from pfedlms.train_settings import TrainSettings
 from pfedlms.wire.frames import VERSION, agreement_digest
@@ -78,7 +78,7 @@ def agreement(method: Method) -> bytes:
             "classes": task.classes,
             "seed": task.seed,
             "initial": _sha256(task.initial),
-            **{f"method.{key}": value for key, value in agreed(method.settings).items()},
+            **{f"method.{key}": value for key, value in shared_settings(method.settings).items()},
             **{f"agreement.{key}": value for key, value in method.agreement().items()},
         }
     )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedlms import rng
-from pfedlms.backend import backend_of, overlapped, spread, streams, to_device, to_host_later
+from pfedlms.backend import backend_of, for_each_in_threads, run_overlapped, streams, to_device, to_host_later
 from pfedlms.cohort import Cohort
 from pfedlms.data.batches import Augmentation, batches
 from pfedlms.data.federated import FederatedData
@@ -172,7 +172,7 @@ class LocalWorker:
             part, losses[rows] = self._run(self._steps, cohort.rows(rows), plan[:, :, rows], objective_of(rows), rate)
             trained.rows(rows).each(Tensor.copy_, part)
 
-        spread(train, parts)
+        for_each_in_threads(train, parts)
         return replace(trained, state=cohort.state, scratch=cohort.scratch), losses
 
     def _steps(self, cohort: Cohort, plan: Tensor, objective: Objective, rate: Rate) -> tuple[Cohort, Tensor]:
@@ -190,7 +190,7 @@ class LocalWorker:
             task = partial(self._model.gradient, gradients, params, buffers, x, y, minimised, objective.needs_features)
             # The pull depends only on the models, so it is computed in parallel with the gradient of the loss.
             before = [value.clone() for value in (params, momentum, *buffers.values())] if uneven else []
-            extra, loss = overlapped(pull, task, self._model.device, "pull")
+            extra, loss = run_overlapped(pull, task, self._model.device, "pull")
             losses += torch.where(chosen[-1, :, 0] > 0, loss, 0.0) if uneven else loss
             if settings.clip:
                 clip_(gradients, extra, settings.clip)
@@ -244,7 +244,7 @@ class LocalWorker:
                 )  # a mean over tokens, as steps have it
 
         with self._seeded(cohort, round + 1):
-            spread(measure, self._model.parts(len(params)))
+            for_each_in_threads(measure, self._model.parts(len(params)))
         return found
 
     def class_features(self, cohort: Cohort) -> tuple[Tensor, Tensor]:
@@ -284,7 +284,7 @@ class LocalWorker:
         def test(rows: slice) -> None:
             found[rows] = run(own.rows(rows), places[:, :, rows], Objective(), 0.0)[1]
 
-        spread(test, self._model.parts(len(cohort.ids)))
+        for_each_in_threads(test, self._model.parts(len(cohort.ids)))
         return found[:, 0].to(kind), found[:, 1]
 
     def _scores(self, cohort: Cohort, places: Tensor, objective: Objective, rate: Rate) -> tuple[Cohort, Tensor]:

@@ -21,7 +21,7 @@ from pfedlms.experiment.plugins import find_method
 from pfedlms.experiment.rules import contradictions
 from pfedlms.experiment.schema import SECTIONS, DataSection, ModelSection, RunSection, meant
 from pfedlms.methods import METHODS
-from pfedlms.settings import as_plain, parse, problems, type_name
+from pfedlms.settings import find_problems, parse, to_python_number, type_name
 from pfedlms.train_settings import TrainSettings
 
 Tables = dict[str, dict[str, Any]]
@@ -278,7 +278,7 @@ def load_config(
     given = merge(read_toml(file), overrides or {})
     for section, values in given.items():
         if isinstance(values, Mapping):
-            given[section] = {key: as_plain(value) for key, value in values.items()}
+            given[section] = {key: to_python_number(value) for key, value in values.items()}
     schema: Any = given.pop("schema", SCHEMA)
     if schema != SCHEMA:
         what = "run directory" if stored else "config"
@@ -352,7 +352,7 @@ def _problems(tables: Mapping[str, Any], declared: Mapping[str, type[Any]], meth
             misplaced = {key: of_others(key, method) for key in values} if section == "method" else {}
             found += [f"method.{key}: {whose}" for key, whose in misplaced.items() if whose]
             rest = {key: value for key, value in values.items() if not misplaced.get(key)}
-            found += problems(section, declared[section], rest, _nearest_place)
+            found += find_problems(section, declared[section], rest, _nearest_place)
     return found
 
 

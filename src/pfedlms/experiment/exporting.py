@@ -26,7 +26,7 @@ from pfedlms.experiment.loop import load_into
 from pfedlms.experiment.prepare import as_configured, normalisation, prepare
 from pfedlms.experiment.problem import Problem, as_the_model_takes_them, checked_outputs, how_to_resume
 from pfedlms.experiment.store import RunDirectory
-from pfedlms.files import not_written, write_atomically, write_text
+from pfedlms.files import write_atomically, write_failure, write_text
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel
 from pfedlms.settings import CUSTOM
@@ -243,7 +243,7 @@ def write_models(
                 write_atomically(target / f"client-{each}.pt", lambda file, state=state: torch.save(state, file))  # type: ignore[misc]
             write_text(target / "models.json", json.dumps(about, indent=2) + "\n")
     except (OSError, RuntimeError, ValueError) as error:
-        raise UsageError(not_written(target, error)) from error
+        raise UsageError(write_failure(target, error)) from error
 
 
 def _write_onnx(models: Models, file: Path, client: int | None, about: Mapping[str, Any]) -> None:

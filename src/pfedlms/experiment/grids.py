@@ -33,7 +33,7 @@ from pfedlms.experiment.runs import Run
 from pfedlms.experiment.studies import Axes, Study
 from pfedlms.methods import METHODS, Method
 from pfedlms.report.runs import MEASURES
-from pfedlms.settings import as_plain, parse, type_name
+from pfedlms.settings import parse, to_python_number, type_name
 
 EXPECTED = "expected methods like fedavg, pfedlms:thresholds=1 or stc:sparsity=0.05:sparsity_down=0.1"
 _OF_ALL = ("rounds", "participation", "name")
@@ -66,7 +66,7 @@ def plan(
     for name, own in () if wrong else chosen.items():
         method = own["method"]["name"]
         for values in _combinations(method, axes):
-            texts = [f"{key.partition('.')[2]}={as_plain(value)}" for key, value in values.items()]
+            texts = [f"{key.partition('.')[2]}={to_python_number(value)}" for key, value in values.items()]
             label = " ".join([*([name] if len(chosen) > 1 or not axes else []), *texts])
             own_values = ({key.partition(".")[0]: {key.partition(".")[2]: value}} for key, value in values.items())
             tables = merge(for_method(given, method, names), own, *own_values)
@@ -137,7 +137,9 @@ def split_grid(grid: Mapping[str, Any], method: str) -> tuple[Any, Axes]:
     ]
     if wrong:
         raise ConfigError(wrong)
-    return methods, {".".join(known[key]): [as_plain(value) for value in values] for key, values in given.items()}
+    return methods, {
+        ".".join(known[key]): [to_python_number(value) for value in values] for key, values in given.items()
+    }
 
 
 def split_values(assignments: Sequence[str], method: str) -> tuple[list[str], Axes]:
@@ -236,7 +238,7 @@ def _wrong_axes(axes: Axes) -> list[str]:
 
 
 def _twice(values: Iterable[Any]) -> bool:
-    listed = [repr(as_plain(value)) for value in values]
+    listed = [repr(to_python_number(value)) for value in values]
     return len(set(listed)) < len(listed)
 
 

@@ -27,7 +27,7 @@ import torch
 
 from pfedlms.errors import RunDirectoryError, StorageError, resume_command
 from pfedlms.experiment.problem import how_to_resume
-from pfedlms.files import FULL, write_atomically, write_text
+from pfedlms.files import DISK_FULL, write_atomically, write_text
 
 SCHEMA = 2
 SERVER_AGAIN = "start the server again (./run.sh)"
@@ -67,7 +67,7 @@ class RunDirectory(ExitStack):
             write_text(self.config, config)
         except (OSError, ValueError) as error:  # ValueError: a null character in the path
             reason = getattr(error, "strerror", None) or error
-            if getattr(error, "errno", None) in FULL:
+            if getattr(error, "errno", None) in DISK_FULL:
                 raise StorageError(self.path, str(reason)) from error
             raise RunDirectoryError(f"{self.path}: cannot be written ({reason}); name another out=DIR") from error
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
 
-from pfedlms.errors import PfedlmsError, UsageError, shown
+from pfedlms.errors import PfedlmsError, UsageError, printable
 from pfedlms.flower import audit
 
 NODE, SERVER = "approved.jsonl", "approved-server.jsonl"
@@ -74,8 +74,8 @@ def check(file: Path, content: bytes, override: Mapping[str, Any]) -> str:
     if configuration(content, override) not in [each["configuration"] for each in same]:
         changed = ", ".join(f"{key}={value}" for key, value in sorted(override.items()) if not _is_servers(key))
         raise NotApprovedError(
-            f"this machine has approved app {app[:16]}, but not with {shown(changed) or 'its own settings'}; its owner "
-            "runs `pfedlms deploy approve FOLDER --run-config '...'`"
+            f"this machine has approved app {app[:16]}, but not with {printable(changed) or 'its own settings'}; its "
+            "owner runs `pfedlms deploy approve FOLDER --run-config '...'`"
         )
     return app
 

@@ -28,7 +28,7 @@ from pfedlms.deploy.envelope import decode, reason
 from pfedlms.deploy.ground import Ground
 from pfedlms.deploy.nodes import message_bytes
 from pfedlms.engine.transport import Code
-from pfedlms.errors import UsageError, shown
+from pfedlms.errors import UsageError, printable
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.prepare import NAMED
 from pfedlms.experiment.problem import Problem
@@ -156,7 +156,7 @@ def server_app(file: Path, given: Problem | None) -> Any:
             audit.append(Path(flower.audit), "run", flower_run=context.run_id, **known)
         with warnings.catch_warnings():
             warnings.simplefilter("always")
-            warnings.showwarning = lambda message, *rest, **more: say(f"pfedlms: {shown(str(message), 1000)}")
+            warnings.showwarning = lambda message, *rest, **more: say(f"pfedlms: {printable(str(message), 1000)}")
             if flower.check:
                 check_nodes(config, carrier, carrier.survey(flower.wait, config.run.timeout), ground.run)
             else:
@@ -181,7 +181,9 @@ def check_nodes(config: Config, carrier: Carrier, there: set[int], run: bytes) -
     here, found = {**versions(), "digest": run.hex()}, list[tuple[str, bool]]()
     for client, said in sorted(carrier.ask(CHECK, config.run.timeout).items()):
         text = said.text if isinstance(said, Failure) else differing({**here, "place": str(client)}, said)
-        found.append((f"client {client}, node {carrier.places[client]}: {shown(text) or 'as the server'}", bool(text)))
+        found.append(
+            (f"client {client}, node {carrier.places[client]}: {printable(text) or 'as the server'}", bool(text))
+        )
     for client, nodes in sorted(carrier.rivals.items()):
         found.append((f"client {client}: nodes {', '.join(map(str, nodes))} all say that this is their place", True))
     found += [(f"node {node}: has no place among {config.data.clients}", True) for node in sorted(carrier.strangers)]
@@ -200,7 +202,7 @@ def differing(here: Mapping[str, str], said: bytes) -> str:
     except (ValueError, TypeError):
         return "got no answer that can be read"
     return ", ".join(
-        f"{name}: got {shown(str(there.get(name)), 80)}, expected {value}"
+        f"{name}: got {printable(str(there.get(name)), 80)}, expected {value}"
         for name, value in here.items()
         if there.get(name) != value
     )
@@ -260,7 +262,7 @@ def _read(message: Message, node: int) -> bytes | Failure:
     know a signed request cannot name the message it is in, and the id must be that of the node it was sent to."""
     if message.has_error():
         lines = (message.error.reason or "").strip().splitlines() or ["no reason was given"]
-        return Failure(f"{shown(lines[-1])} (Flower's code {message.error.code})", message.error.code == _GONE)
+        return Failure(f"{printable(lines[-1])} (Flower's code {message.error.code})", message.error.code == _GONE)
     if message.metadata.src_node_id != node:
         return Failure(f"a reply names node {message.metadata.src_node_id} as its sender, expected {node}")
     if list(message.content) != ["pfedlms"]:

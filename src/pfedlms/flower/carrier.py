@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pfedlms.deploy.envelope import Why, decode, refusal
-from pfedlms.errors import shown
+from pfedlms.errors import printable
 from pfedlms.flower.signing import content_of
 
 WHO, CHECK, REQUEST = "query.who", "query.check", "train.request"
@@ -205,7 +205,7 @@ class Carrier:
     def _place(self, node: int, said: bytes | Failure) -> None:
         if isinstance(said, Failure) and said.gone:
             return
-        text = shown(said.text if isinstance(said, Failure) else said[:20].decode(errors="replace"))
+        text = printable(said.text if isinstance(said, Failure) else said[:20].decode(errors="replace"))
         if isinstance(said, Failure) or not text.isdecimal() or int(text) >= self._clients:
             self._strangers[node] = self._clock()
             self._say(f"node {node}: got {text!r} for its place, expected a partition-id below {self._clients}")
@@ -247,7 +247,7 @@ class Carrier:
                 self._refuse(trip, client, said.text)
 
     def _refuse(self, trip: _Trip, client: int, text: str) -> None:
-        trip.replies[client] = refusal(decode(content_of(trip.waiting.pop(client))), Why.FAILED, shown(text))
+        trip.replies[client] = refusal(decode(content_of(trip.waiting.pop(client))), Why.FAILED, printable(text))
 
 
 def _pause(elapsed: float, waiting: int) -> float:

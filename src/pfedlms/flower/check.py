@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pfedlms import __version__
 from pfedlms.deploy.ground import Ground
-from pfedlms.errors import PfedlmsError, UsageError, shown
+from pfedlms.errors import PfedlmsError, UsageError, printable
 from pfedlms.flower import MISSING
 from pfedlms.flower.approval import SERVER, approve
 from pfedlms.flower.carrier import CHECK_RECORD
@@ -195,4 +195,4 @@ def _nodes(folder: Path) -> list[Found]:
     if records:
         return [Found("nodes", each["text"], each["wrong"]) for each in records]
     last = [line for line in lines if line][-5:] or ["flwr run: said nothing"]
-    return [Found("nodes", shown(line), wrong=True) for line in last]
+    return [Found("nodes", printable(line), wrong=True) for line in last]

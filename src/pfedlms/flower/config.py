@@ -13,7 +13,7 @@ from pfedlms.errors import ConfigError
 from pfedlms.experiment.config import Config, Tables, load_config, merge, read_toml
 from pfedlms.flower.approval import declared
 from pfedlms.methods import METHODS
-from pfedlms.settings import problems, setting
+from pfedlms.settings import find_problems, setting
 
 AS_IN_FILE = ""
 """The value of a key of the run config that leaves it as it is in the TOML file."""
@@ -101,7 +101,7 @@ def configured(file: Path, run_config: Mapping[str, Any]) -> tuple[Config, Flowe
         if value != AS_IN_FILE:
             tables.setdefault(section, {})[key] = value
     own = tables.pop("flower", {})
-    found = problems("flower", FlowerSection, own)
+    found = find_problems("flower", FlowerSection, own)
     try:
         config = load_config(None, merge(_of_method(read_toml(file), tables), tables))
     except ConfigError as error:
@@ -121,7 +121,7 @@ def seated(config: Config, flower: FlowerSection, node_config: Mapping[str, Any]
     """A node's configuration, which its owner has the last word on, its place, and where its state lies."""
     given = {name.replace("-", "_"): value for name, value in node_config.items()}
     known = {each.name for each in fields(NodeSection)}
-    found = problems("node-config", NodeSection, {"partition_id": -1} | given)
+    found = find_problems("node-config", NodeSection, {"partition_id": -1} | given)
     seat = NodeSection(**{key: value for key, value in given.items() if key in known})
     if not seat.state and not flower.state:
         found.append("node-config.state: got nothing, expected a folder, for example --node-config 'state=\"state\"'")

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 
 from pfedlms.deploy.ground import Ground
 from pfedlms.deploy.nodes import message_bytes
-from pfedlms.errors import PfedlmsError, UsageError, shown
+from pfedlms.errors import PfedlmsError, UsageError, printable
 from pfedlms.files import write_atomically
 from pfedlms.flower import approval, audit
 from pfedlms.flower.config import own_settings, read_places
@@ -108,13 +108,13 @@ def _registered(folder: Path, file: Path, key: str) -> int:
         if row is not None:
             return int(row[0]) % 2**64
     raise UsageError(
-        f"{file}: is not registered: {shown((done.stderr or done.stdout).strip())}; is superlink.sh running?"
+        f"{file}: is not registered: {printable((done.stderr or done.stdout).strip())}; is superlink.sh running?"
     )
 
 
 def _unregister(folder: Path, place: int, node: int) -> None:
     done = flwr(folder, "supernode", "unregister", str(node), NAME, "--format", "json")
-    said = shown((done.stderr or done.stdout).strip())
+    said = printable((done.stderr or done.stdout).strip())
     audit.append(folder / AUDIT, "revoked", place=place, node=node, flower=done.returncode)
     print(f"node {node} of place {place} is revoked" + (f" (Flower: {said})" if done.returncode else ""))
 

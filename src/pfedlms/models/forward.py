@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from pfedlms.backend import long_operators
+from pfedlms.backend import all_threads_per_operator
 from pfedlms.cohort import Cohort
 from pfedlms.models.chain import Chain
 from pfedlms.models.layout import flat_layout
@@ -94,7 +94,7 @@ class CohortModel:
         runner = self._runner
         # On a CPU, long operators may use all threads; inside the engine others run on one each.
         short = self.device.type != "cpu" or runner.has_short_operators(len(x))
-        with nullcontext() if short else long_operators():
+        with nullcontext() if short else all_threads_per_operator():
             return runner.run_all(len(x), partial(some, runner))
 
     def cohort(self, ids: tuple[int, ...], samples: tuple[int, ...], kept: int = 0) -> Cohort:

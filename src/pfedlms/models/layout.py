@@ -8,7 +8,7 @@ from math import floor, prod
 
 from torch import nn
 
-from pfedlms.checks import number, whole
+from pfedlms.checks import check_integer, check_number
 
 MOST_ALLOCATION = 8
 _SHOWN = 4  # layers that a layout's repr names
@@ -27,9 +27,9 @@ class Layer:
     size: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "offset", whole(f"layer {self.name!r}: offset", self.offset, 0))
+        object.__setattr__(self, "offset", check_integer(f"layer {self.name!r}: offset", self.offset, 0))
         remedy = "leave out a layer without parameters"
-        object.__setattr__(self, "size", whole(f"layer {self.name!r}: size", self.size, 1, remedy=remedy))
+        object.__setattr__(self, "size", check_integer(f"layer {self.name!r}: size", self.size, 1, remedy=remedy))
 
     @property
     def pad(self) -> int:
@@ -87,7 +87,7 @@ class Layout:
     @classmethod
     def of_vector(cls, size: int) -> Layout:
         """One layer that is a whole vector of `size` entries."""
-        return cls((), (Layer("vector", 0, whole("size", size, 1)),))
+        return cls((), (Layer("vector", 0, check_integer("size", size, 1)),))
 
     @property
     def dim(self) -> int:
@@ -115,7 +115,7 @@ class Layout:
 
 def checked_ratio(ratio: float) -> float:
     """m / N, above 0 and at most 1."""
-    return number("ratio", ratio, 0, 1, "it is the share of a layer's padded size that is kept")
+    return check_number("ratio", ratio, 0, 1, "it is the share of a layer's padded size that is kept")
 
 
 def flat_layout(module: nn.Module) -> Layout:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedlms.backend import backend_of
-from pfedlms.checks import Array, Values, in_kind, tensor_of
+from pfedlms.checks import Array, Values, as_tensor, like_input
 from pfedlms.pull import cpu
 from pfedlms.sketch import Sketch
 
@@ -69,7 +69,7 @@ class Pull:
     ) -> None:
         device, layers = sketch.rows.device, len(sketch.shape.places)
         given = {"thresholds": thresholds, "deviations": deviations, "consensus": consensus}
-        tau, sigma, agreed = (tensor_of(name, values, device) for name, values in given.items())
+        tau, sigma, agreed = (as_tensor(name, values, device) for name, values in given.items())
         if tau.ndim != 2 or len(tau) != layers or not 1 <= tau.shape[1] <= 255 or not tau.is_floating_point():
             raise ValueError(
                 f"thresholds: got {tau.dtype} of shape {tuple(tau.shape)}, expected floats of shape [{layers}, T], T "
@@ -130,7 +130,7 @@ class Pull:
                 "gradient: got params that require grad, expected them outside autograd; pass params.detach(), or call "
                 "it under torch.no_grad()"
             )
-        return in_kind(params, self._gradient(given))
+        return like_input(params, self._gradient(given))
 
     def _gradient(self, params: Tensor) -> Tensor:
         where = backend_of(params)

@@ -11,7 +11,7 @@ from typing import Any
 
 from pfedlms import __version__
 from pfedlms.errors import UsageError
-from pfedlms.files import not_written, write_text
+from pfedlms.files import write_failure, write_text
 from pfedlms.report import figures
 from pfedlms.report.charts import DARK, LIGHT, Figure, Look, altair, looks
 from pfedlms.report.results import comparison, described
@@ -42,7 +42,7 @@ def write_page(
         for stem, own in made:
             own.save(f"{stem}.svg")
     except OSError as error:
-        raise UsageError(not_written(file, error)) from error
+        raise UsageError(write_failure(file, error)) from error
     return [*files, *(Path(f"{stem}.svg") for stem, _ in made)]
 
 

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from pfedlms import rng
 from pfedlms.backend import backend_of, to_device
-from pfedlms.checks import Array, Values, floats, in_kind, tensor_of, whole
+from pfedlms.checks import Array, Values, as_tensor, check_floats, check_integer, like_input
 from pfedlms.models.layout import Layout, checked_ratio
 from pfedlms.quantise import pack_signs, root_mean_squares
 from pfedlms.sketch import cpu
@@ -116,7 +116,10 @@ class Sketch:
                 "Sketch.of_vector(size, …)"
             )
         shape = shape_of(layout, checked_ratio(ratio), allocation)
-        seed, epoch = whole("seed", seed, 0, rng.MOST), whole("epoch", epoch, 0, rng.MOST)
+        seed, epoch = (
+            check_integer("seed", seed, 0, rng.LARGEST_SEED),
+            check_integer("epoch", epoch, 0, rng.LARGEST_SEED),
+        )
         try:
             place = torch.device(device or "cpu")
         except RuntimeError as error:
@@ -193,11 +196,11 @@ class Sketch:
 
     def forward(self, params: Values) -> Values:
         """Φθ: `[clients, dim]` → `[clients, Σ m]`, or `[dim]` → `[Σ m]`."""
-        return in_kind(params, self._apply("forward", self.check("params", params, self.dim)))
+        return like_input(params, self._apply("forward", self.check("params", params, self.dim)))
 
     def adjoint(self, sketched: Values) -> Values:
         """Φᵀu: `[clients, Σ m]` → `[clients, dim]`, or `[Σ m]` → `[dim]`."""
-        return in_kind(sketched, self._apply("adjoint", self.check("sketched", sketched, self.size)))
+        return like_input(sketched, self._apply("adjoint", self.check("sketched", sketched, self.size)))
 
     def _apply(self, direction: _Direction, values: Tensor) -> Tensor:
         """Φ or Φᵀ of rows; by a kernel also under autograd, which cannot differentiate kernels itself."""
@@ -212,7 +215,7 @@ class Sketch:
         which no order of summation rounds: the same bits everywhere."""
         given = self.check("sketched", sketched, self.size)
         _refuse_autograd("spread", "sketched", given, "adjoint")
-        return in_kind(sketched, self._spread(given))
+        return like_input(sketched, self._spread(given))
 
     def _spread(self, sketched: Tensor) -> Tensor:
         result: Tensor = _implementation(sketched).adjoint(self, sketched, scaled=False)
@@ -252,7 +255,7 @@ class Sketch:
                     f"{tuple(params.shape)} as params; pass {name} of every client, in the same precision"
                 )
         sketched, unsent = _implementation(given[0]).split(self, *given)
-        return in_kind(params, sketched), in_kind(params, unsent)
+        return like_input(params, sketched), like_input(params, unsent)
 
     def signs_and_rms(self, sketched: Tensor) -> tuple[Tensor, Tensor]:
         """The signs of sketches `[clients, Σ m]`, one bit each (`quantise.pack_signs`), and the root mean square of
@@ -295,7 +298,7 @@ class Sketch:
     def check(self, name: str, values: Tensor | Array, width: int) -> Tensor:
         """`values` as rows `[clients, width]` on this device; raises ValueError for anything else, because kernels do
         not check bounds."""
-        given = floats(name, tensor_of(name, values, self.rows.device))
+        given = check_floats(name, as_tensor(name, values, self.rows.device))
         if given.ndim not in (1, 2) or given.shape[-1] != width:
             raise ValueError(
                 f"{name}: got shape {tuple(given.shape)}, expected [clients, {width}] or [{width}]; the sketch is of "

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pfedlms.backend import row_memory, share
+from pfedlms.backend import row_memory, run_kernel
 from pfedlms.errors import DecodeError
 from pfedlms.rng import SIGNS_OF_BYTE
 from pfedlms.wire.fields import Array, InRows, Values
@@ -111,14 +111,14 @@ class Symbols(InRows):
     def write_rows(self, values: Values, out: Array) -> None:
         given, (flat, stride) = self._to_pack(self.given(values, len(out))), row_memory(out)
         powers, width, _, _ = _blocks(self.levels)
-        share(pack_rows, len(given), given.shape[1], given, flat, stride, self._places, powers, width)
+        run_kernel(pack_rows, len(given), given.shape[1], given, flat, stride, self._places, powers, width)
 
     def read_rows(self, data: Array, room: Array | None = None) -> Array | None:
         flat, stride = row_memory(data)
         flat.flags.writeable = False
         found = np.empty((len(data), *self.shape), np.uint8) if room is None else room
         refused = np.zeros(1, np.uint8)
-        share(
+        run_kernel(
             unpack_rows, len(found), found.shape[1], flat, stride, found, self._places, *_blocks(self.levels), refused
         )  # fmt: skip
         return None if refused[0] else found

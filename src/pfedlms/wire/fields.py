@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pfedlms.backend import share
+from pfedlms.backend import run_kernel
 from pfedlms.errors import DecodeError, OversizedError, TruncatedError
 from pfedlms.wire.kernels import check_finite, copy_finite
 
@@ -130,14 +130,14 @@ class Floats(InRows):
         if self.count <= _FEW:
             target[:] = given
             return
-        share(lambda first, last: np.copyto(target[first:last], given[first:last]), self.count, 1)
+        run_kernel(lambda first, last: np.copyto(target[first:last], given[first:last]), self.count, 1)
 
     def read(self, data: memoryview, known: Values, out: Array) -> None:
         _read_floats(self.name, data, out, self.minimum)
 
     def write_rows(self, values: Values, out: Array) -> None:
         given = self.given(values, len(out)).astype("<f4", copy=False).view(np.uint8)
-        share(lambda first, last: np.copyto(out[first:last], given[first:last]), len(out), self.count)
+        run_kernel(lambda first, last: np.copyto(out[first:last], given[first:last]), len(out), self.count)
 
     def read_rows(self, data: Array, room: Array | None = None) -> Array | None:
         # A kernel reads whole numbers at their places.
@@ -151,7 +151,7 @@ class Floats(InRows):
             for row in found[first:last]:
                 check_finite(row, self.minimum, refused)
 
-        share(check, len(found), self.count)
+        run_kernel(check, len(found), self.count)
         return None if refused[0] else found
 
 
@@ -225,7 +225,7 @@ def _read_floats(name: str, data: memoryview, out: Array, minimum: float = -np.i
         if not source.flags.aligned:
             source = np.frombuffer(bytes(data), dtype="<f4")
         refused = np.zeros(1, np.uint8)
-        share(copy_finite, len(out), 1, source, out, float(minimum), refused)
+        run_kernel(copy_finite, len(out), 1, source, out, float(minimum), refused)
         fine = not refused[0]
     if not fine:
         at = int(np.argmin(np.isfinite(out) & (out >= minimum)))
