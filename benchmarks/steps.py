@@ -62,7 +62,7 @@ class Steps:
                 self.step()
 
     def step(self) -> Tensor:
-        loss = lambda *given: Criterion().minimised(lambda rows: Objective(), *given)  # noqa: E731
+        loss = lambda *given: Criterion().training_losses(lambda rows: Objective(), *given)  # noqa: E731
         losses = self.model.gradient(self.gradient, self.params, self.buffers, self.x, self.y, loss)
         sgd_step_(self.params, self.gradient, None, self.momentum, RATE, 0.0, DECAY)
         return losses

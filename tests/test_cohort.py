@@ -64,7 +64,7 @@ def test_joined_in_the_order_given() -> None:
 
 
 def test_what_is_left_at_rest_and_without_a_model() -> None:
-    rest, without = cohort().at_rest(), cohort().without_model()
+    rest, without = cohort().without_round_values(), cohort().without_model()
     assert (rest.scratch, rest.heard) == ({}, {})
     assert torch.equal(rest.params, cohort().params)
     assert (without.params.shape, without.momentum.shape) == ((5, 0), (5, 0))

@@ -57,7 +57,7 @@ class Compilation(event.Listener):
         self._announce: Callable[[], None] | None = None
 
     @contextmanager
-    def announced(self, announce: Callable[[], None]) -> Iterator[None]:
+    def announce_when_long(self, announce: Callable[[], None]) -> Iterator[None]:
         """Within it `announce` is called once, when compilation takes long."""
         before, self._announce, self._from = self._announce, announce, self.seconds
         try:
@@ -208,7 +208,7 @@ def torch_threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def one_thread_per_operator() -> Iterator[None]:
-    """Within it PyTorch's operators run on one thread each. `for_each_in_threads` and `run_kernel` still use all threads.
+    """Within it PyTorch's operators run on one thread each. Our own functions for threads still use all of them.
 
     An operator that uses several threads waits for all of them, and most operators are short. On cores that are busy
     with other jobs such waiting takes many times as long as the work.

@@ -80,7 +80,7 @@ class Cohort:
         """Without the clients' models and momentum: `[clients, 0]`."""
         return replace(self, params=self.params[:, :0], momentum=self.momentum[:, :0])
 
-    def at_rest(self) -> Cohort:
+    def without_round_values(self) -> Cohort:
         """Without the values of the current round."""
         return replace(self, scratch={}, heard={}) if self.scratch or self.heard else self
 
@@ -101,14 +101,14 @@ class Cohort:
         return replace(self, params=here, momentum=torch.zeros_like(self.momentum))
 
     @property
-    def kept(self) -> tuple[Tensor, ...]:
+    def persistent_tensors(self) -> tuple[Tensor, ...]:
         """All that clients keep from round to round, in the order of `each`."""
         return (self.params, self.momentum, *self.buffers.values(), *self.state.values())
 
     @property
     def nbytes(self) -> int:
         """Bytes of all that clients keep from round to round."""
-        return sum(value.nbytes for value in self.kept)
+        return sum(value.nbytes for value in self.persistent_tensors)
 
 
 def joined(cohorts: Sequence[Cohort]) -> Cohort:

@@ -26,7 +26,7 @@ def network() -> nn.Module:
 def federate(method: str, folder: Path | None = None) -> Federation:
     made = federation(method, digits(20), seeded(network), participation=0.3, momentum=0.5, local_steps=2)
     if folder is not None:
-        made.keep_in(folder)
+        made.use_folder(folder)
     return made
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from factories import cohort_of, digits, federation, normal, overheard, played
-from pfedlms.engine.catch_up import Answers, CatchUp, _parts, fingerprints_of
+from pfedlms.engine.catch_up import AnswerLog, CatchUp, _parts, fingerprints_of
 from pfedlms.engine.federation import Federation
-from pfedlms.engine.transport import Code, Inbox, Missed, Record, Request, from_server
+from pfedlms.engine.transport import CatchUpOrders, Code, Inbox, Record, Request, server_frame
 from pfedlms.methods import METHODS
 from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake
 
@@ -90,7 +90,7 @@ def test_all_forms_lead_to_the_bits_of_the_server(method: str, settings: dict[st
     replayed = start
     for sent in answers:
         order = Record(Code.ANSWER, sent.round, data=sent.data)
-        replayed = chosen._client.take_in(replayed, order, chosen._client.read(order))
+        replayed = chosen._client.receive(replayed, order, chosen._client.read(order))
     for message in by.messages.values():
         made = one_form(by, chosen, message)
         received = Intake(message, chosen._terms.digest, 4, (SERVER,)).accept(made)
@@ -107,9 +107,9 @@ def one_form(by: CatchUp, chosen: Federation, message: Any) -> bytes:
     server = {name: value.cpu().numpy() for name, value in chosen._server.server.items()}
     w, tracked = server["model"], {name: server[name] for name in by._tracked}
     if message is by.model:
-        return from_server(message, {"model": w, **tracked}, 4, chosen._terms.digest)
+        return server_frame(message, {"model": w, **tracked}, 4, chosen._terms.digest)
     places = w.view(np.int32) != chosen.method.task.initial.numpy().view(np.int32)
-    return from_server(message, {**_parts(w, places, 0), **tracked}, 4, chosen._terms.digest)
+    return server_frame(message, {**_parts(w, places, 0), **tracked}, 4, chosen._terms.digest)
 
 
 @pytest.mark.parametrize("method", ["stc", "sketchmean"])
@@ -122,7 +122,7 @@ def test_a_client_with_another_model_is_not_set_right_by_answers(method: str) ->
     wrong[1, 0] += 1.0
     answers = tuple(Record(Code.ANSWER, number, data=data) for number, data in state.log.frames.items())
     first = fingerprints_of(chosen.method.task.initial[None])[0]
-    request = Request((0, 1), (Record(Code.SEND, 4),), catch_up=(Missed((0, 1), answers, first, state.server),))
+    request = Request((0, 1), (Record(Code.SEND, 4),), catch_up=(CatchUpOrders((0, 1), answers, first, state.server),))
     for models in (off.state["model"], wrong):
         (after,) = chosen._transport.catch_up(request, [off.with_state(model=models)], Inbox())
         assert torch.equal(after.state["model"][0], state.server["model"])
@@ -142,7 +142,7 @@ def test_fingerprints_tell_models_apart() -> None:
 
 def test_answers_are_kept_as_long_as_they_are_fewer_bytes_than_the_model() -> None:
     w = torch.zeros(3)
-    answers = Answers(w, model_bytes=100)
+    answers = AnswerLog(w, model_bytes=100)
     for round in range(10):
         answers.add(round, bytes(30), w, w)
     assert sorted(answers.frames) == [7, 8, 9]

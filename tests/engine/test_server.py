@@ -12,7 +12,7 @@ import factories
 from factories import CLIENTS, federation
 from pfedlms.engine import Federation
 from pfedlms.engine.server import OUT_OF_SYNC, ServerState
-from pfedlms.engine.terms import agreement
+from pfedlms.engine.terms import method_digest
 from pfedlms.engine.transport import Code, Flag, Request
 from pfedlms.methods import METHODS
 from pfedlms.settings import shared_settings
@@ -112,4 +112,4 @@ def test_optional_settings_are_agreed_on_only_where_they_are_used(method: str, k
     plain, own = (federation(method, **chosen).method for chosen in ({}, {key: value}))
     assert key not in shared_settings(plain.settings)
     assert shared_settings(own.settings)[key] == value
-    assert agreement(plain) != agreement(own)
+    assert method_digest(plain) != method_digest(own)

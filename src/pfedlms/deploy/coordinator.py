@@ -20,7 +20,7 @@ from pfedlms.backend import one_thread_per_operator
 from pfedlms.deploy.envelope import Kind
 from pfedlms.deploy.ground import Ground
 from pfedlms.deploy.nodes import Nodes, Transport
-from pfedlms.engine.reports import Counts, Evaluation, RoundReport, Stopwatch, evaluation
+from pfedlms.engine.reports import Counts, Evaluation, RoundReport, Stopwatch, personal_evaluation
 from pfedlms.engine.server import START, Server, ServerState
 from pfedlms.engine.transport import Event, Flag, Inbox, Split
 from pfedlms.errors import QuorumError, UsageError, printable
@@ -126,12 +126,12 @@ class Coordinator:
         """The models of the participants of the last phase, as they measured them."""
         return self._evaluation(self._state.measured)
 
-    def everyone(self) -> Evaluation:
+    def evaluate_everyone(self) -> Evaluation:
         """The models of all clients that can be reached. A client that was absent in the last phase receives its
         answers and takes its local steps on a copy."""
         state = self._state
         absent = [client for client in range(self.data.clients) if client not in state.participants]
-        inbox = Inbox((self._server.look(state, absent),), state.round, state.trip)
+        inbox = Inbox((self._server.request_for_copies(state, absent),), state.round, state.trip)
         if absent:
             self._nodes.carry(inbox.requests, inbox, Kind.LOOK)
         for split in (Split.TEST, Split.VALIDATION):
@@ -140,7 +140,7 @@ class Coordinator:
 
     def _evaluation(self, measured: Mapping[Split, Counts]) -> Evaluation:
         splits = measured.get(Split.TEST, {}), measured.get(Split.VALIDATION, {})
-        found = evaluation(*splits, self.criterion.score is None)
+        found = personal_evaluation(*splits, self.criterion.score is None)
         if found is None:
             raise QuorumError("evaluation: got no measurement of any node, expected one of every node that trained")
         return found

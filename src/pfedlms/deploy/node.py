@@ -20,7 +20,7 @@ from pfedlms.backend import one_thread_per_operator
 from pfedlms.cohort import Cohort
 from pfedlms.deploy.envelope import Envelope, Kind, Why, decode, measured, refusal, trained
 from pfedlms.deploy.ground import Ground
-from pfedlms.engine.client import Client, on_host
+from pfedlms.engine.client import Client, to_arrays
 from pfedlms.engine.training import LocalWorker
 from pfedlms.engine.transport import Code, Flag, Record, Split
 from pfedlms.errors import DivergedError, RunDirectoryError, WireError
@@ -212,9 +212,9 @@ class Node:
                 Why.ORDER, f"got an answer of exchange {order.index} of round {number + 1}, to which nothing was sent"
             )
         basis = state.ongoing if same_round and (due or look) else None
-        after = self._client.take_in(basis or state.cohort, order, self._client.read(order))
+        after = self._client.receive(basis or state.cohort, order, self._client.read(order))
         state = replace(state, ongoing=after, round=number, step=2 * order.index + 2)
-        return replace(state, cohort=after.at_rest(), answers_known=number + 1) if tracks else state
+        return replace(state, cohort=after.without_round_values(), answers_known=number + 1) if tracks else state
 
     def _adopt(self, state: State, order: Record) -> State:
         """Take over the tracked model."""
@@ -223,10 +223,10 @@ class Node:
         if order.number < state.answers_known and not order.flags & Flag.FORCED:
             return state
         received, known = self._client.read(order), state.answers_known
-        if self._client.message_of(order) is self._client.by.changes and received.values["since"][0] > known:
+        if self._client.message_of(order) is self._client.catch_up.changes and received.values["since"][0] > known:
             since = received.values["since"][0]
             raise Refused(Why.ORDER, f"changes since round {since} take {since} answers, got {known} so far")
-        after = self._client.take_in(state.cohort, order, received)
+        after = self._client.receive(state.cohort, order, received)
         return replace(state, cohort=after, ongoing=None, answers_known=order.number + 1)
 
     def _send(self, state: State, order: Record) -> tuple[State, bytes]:
@@ -250,12 +250,12 @@ class Node:
             basis = state.ongoing
         after, values = self._client.send(basis, order)
         data = frame(
-            self._method.exchanges[order.index].up, {name: array[0] for name, array in on_host(values).items()},
+            self._method.exchanges[order.index].up, {name: array[0] for name, array in to_arrays(values).items()},
             round=number, sender=self.client, samples=self.samples, digest=self._terms.digest,
         )  # fmt: skip
         state = replace(state, ongoing=after, round=number, step=2 * order.index + 1)
         if about_last:
-            state = replace(state, cohort=after.at_rest(), sent=number)
+            state = replace(state, cohort=after.without_round_values(), sent=number)
         return state, bytes(data)
 
     def _train(self, state: State, order: Record, look: bool) -> tuple[State, list[Record]]:
@@ -272,7 +272,7 @@ class Node:
         if order.flags & Flag.SHARED:
             found[Split.SHARED] = self._client.measure_shared(cohort)
         after, losses = self._client.train(cohort, phase)
-        after = after.at_rest()
+        after = after.without_round_values()
         if order.flags & Flag.PERSONAL:
             found |= self._client.measure_personal(after)
         reports = [trained(phase, self.samples, losses.tolist()[0])]
@@ -283,7 +283,7 @@ class Node:
 
     def _load(self) -> State:
         if not self.path.exists():
-            fresh = self._terms.fresh((self.client,), (self.samples,))
+            fresh = self._terms.new_cohort((self.client,), (self.samples,))
             return State(self._method.client_start(fresh))
         try:
             with zipfile.ZipFile(self.path) as archive:

@@ -23,7 +23,7 @@ from torch import Tensor
 from pfedlms import rng
 from pfedlms.backend import to_device
 from pfedlms.cohort import Cohort, Tensors
-from pfedlms.engine.transport import Code, Flag, Record, from_server
+from pfedlms.engine.transport import Code, Flag, Record, server_frame
 from pfedlms.methods.contract import Method, Tracked
 from pfedlms.wire.fields import Floats, MaskedRows, Message
 from pfedlms.wire.frames import HEADER_BYTES, Received
@@ -32,7 +32,7 @@ from pfedlms.wire.places import Count, Places
 NEVER = -1  # the round in which an entry changed that never did
 
 
-class Answers:
+class AnswerLog:
     """What a server keeps for clients that come back: the latest answers by round, as many as are fewer bytes than the
     model; for every entry of w the round of its last change; and of the w after each of these rounds a fingerprint, by
     which a simulation sees that a client has it. Fingerprints are kept where clients are sampled: a hash of w in every
@@ -88,11 +88,11 @@ class CatchUp:
         self._last: _OnHost | None = None
         self.messages = {each.kind: each for each in (self.model, self.changes, self.differences)}
 
-    def answers(self) -> Answers:
+    def answers(self) -> AnswerLog:
         """An empty log."""
-        return Answers(self._initial, HEADER_BYTES + self.model.max_bytes, self._sampled)
+        return AnswerLog(self._initial, HEADER_BYTES + self.model.max_bytes, self._sampled)
 
-    def orders(self, since: int, round: int, log: Answers, server: Tensors) -> tuple[Record, ...]:
+    def orders(self, since: int, round: int, log: AnswerLog, server: Tensors) -> tuple[Record, ...]:
         """What a client that knows the answers of rounds below `since` is sent before round `round`, in the fewest
         bytes; with `since` below 0 it is known to have another model than these lead to. `server` is the server's
         state that the answers up to round − 1 lead to."""
@@ -119,7 +119,7 @@ class CatchUp:
         if chosen is None:
             assert missed is not None
             return tuple(Record(Code.ANSWER, number, data=data) for number, data in missed.items())
-        data = from_server(*chosen, round - 1, self._digest)
+        data = server_frame(*chosen, round - 1, self._digest)
         return (Record(Code.MODEL, round - 1, flags=Flag.FORCED * (since < 0), data=data),)
 
     def message_of(self, data: bytes | memoryview) -> Message:

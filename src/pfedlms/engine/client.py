@@ -31,21 +31,25 @@ class Client:
     """
 
     def __init__(self, method: Method, digest: bytes, by: CatchUp, work: LocalWorker, data: FederatedData) -> None:
-        self.method, self.digest, self.by, self.work = method, digest, by, work
+        self.method, self.digest, self.catch_up, self.work = method, digest, by, work
         self._data = data
 
     def message_of(self, order: Record) -> Message:
         """The message that an ANSWER or a MODEL carries."""
-        return self.by.message_of(order.data) if order.code == Code.MODEL else self.method.exchanges[order.index].down
+        return (
+            self.catch_up.message_of(order.data)
+            if order.code == Code.MODEL
+            else self.method.exchanges[order.index].down
+        )
 
     def read(self, order: Record) -> Received:
         """Check and decode what an ANSWER or a MODEL carries; raises the WireError that says what is wrong with it."""
         return Intake(self.message_of(order), self.digest, order.number, (SERVER,)).accept(order.data)
 
-    def take_in(self, cohort: Cohort, order: Record, received: Received) -> Cohort:
+    def receive(self, cohort: Cohort, order: Record, received: Received) -> Cohort:
         """Clients after an ANSWER or a MODEL."""
         if order.code == Code.MODEL:
-            return self.by.taken_in(cohort, self.message_of(order), received)
+            return self.catch_up.taken_in(cohort, self.message_of(order), received)
         values = {name: torch.from_numpy(value) for name, value in received.values.items()}
         return self.method.exchanges[order.index].client_receive(cohort, values, order.number)
 
@@ -86,6 +90,6 @@ class Client:
         return dict(zip(cohort.ids, zip(right.tolist(), losses.tolist(), sizes, strict=True), strict=True))
 
 
-def on_host(values: Tensors) -> dict[str, Any]:
+def to_arrays(values: Tensors) -> dict[str, Any]:
     """Rows of every client as arrays."""
     return {name: value.numpy() for name, value in zip(values, to_host(*values.values()), strict=True)}

@@ -47,7 +47,7 @@ class Criterion:
         """Whether the loss is computed for all clients at once, without looking at values."""
         return self.loss is None or self.loss.stacks
 
-    def minimised(
+    def training_losses(
         self, objective_of: Callable[[slice], Objective], outputs: Tensor, features: Tensor | None, targets: Tensor,
         rows: slice,
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:  # fmt: skip

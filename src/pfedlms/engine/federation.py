@@ -17,7 +17,7 @@ from pfedlms.data.federated import FederatedData
 from pfedlms.engine.client import Client
 from pfedlms.engine.criterion import Criterion
 from pfedlms.engine.participation import Clients, Participation
-from pfedlms.engine.reports import Counts, Evaluation, RoundReport, Stopwatch, evaluation, summed
+from pfedlms.engine.reports import Counts, Evaluation, RoundReport, Stopwatch, evaluation_of_counts, personal_evaluation
 from pfedlms.engine.server import BEGIN, START, Server, ServerState
 from pfedlms.engine.simulate import InProcess, Link, Links, perfect_link
 from pfedlms.engine.terms import Terms
@@ -74,7 +74,7 @@ class Federation:
         self._worker = LocalWorker(model, data, train, seed, who, self.largest_cohort, self.criterion)
         self._client = Client(self.method, terms.digest, terms.catch_up, self._worker, data)
         # No method of this object: its memory would only be free when Python next looks for cycles.
-        self._fresh: Callable[[tuple[int, ...]], Cohort] = lambda ids: terms.fresh(
+        self._fresh: Callable[[tuple[int, ...]], Cohort] = lambda ids: terms.new_cohort(
             ids, tuple(data.samples[k] for k in ids)
         )
         self._clients = Clients(
@@ -132,7 +132,7 @@ class Federation:
         return after
 
     @contextmanager
-    def leading(self) -> Iterator[Callable[[Any], None]]:
+    def lead(self) -> Iterator[Callable[[Any], None]]:
         """While a run is played; see `processes.SharedFederation`. Here no other process waits for its end."""
         yield lambda ending: None
 
@@ -143,13 +143,13 @@ class Federation:
         with self.watch.stage("evaluation"):
             return self._evaluation("present")
 
-    def everyone(self) -> Evaluation:
+    def evaluate_everyone(self) -> Evaluation:
         """All clients' models: a client that took no part in the last phase is represented by a copy that gets its
         answers and takes its steps. No state changes and nothing is counted."""
         return self._evaluation("everyone")
 
     def _evaluation(self, which: str) -> Evaluation:
-        found = evaluation(*self._measured(which), self.criterion.score is None)
+        found = personal_evaluation(*self._measured(which), self.criterion.score is None)
         assert found is not None  # every client has test samples
         return found
 
@@ -168,7 +168,7 @@ class Federation:
 
     # --- clients that join after the last round
 
-    def newcomers(self) -> tuple[Evaluation, Evaluation]:
+    def evaluate_newcomers(self) -> tuple[Evaluation, Evaluation]:
         """The clients held out of the run, on their own test splits: with what a new client gets after the last round
         (the shared model; where there is none w⁰), and after its first local steps."""
         started, trained = Counts(), Counts()
@@ -177,12 +177,12 @@ class Federation:
         for joined_up, personal in self._joining(client, held_out):
             started |= client.measure_start(joined_up)
             trained |= client.measure_personal(personal)[Split.TEST]
-        before, after = (summed(counts, self.criterion.score is None) for counts in (started, trained))
+        before, after = (evaluation_of_counts(counts, self.criterion.score is None) for counts in (started, trained))
         assert before is not None  # every client has test samples
         assert after is not None
         return before, after
 
-    def personalised(
+    def personalise(
         self, data: FederatedData, criterion: Criterion, local_steps: int | None = None
     ) -> dict[str, torch.Tensor]:
         """The model of the one client of `data`, which joins after the last round and takes its first local steps: E of
@@ -203,7 +203,7 @@ class Federation:
         statistics begin as those of the exported shared model, where there is one."""
         shared = self._shared()
         for ids in self._clients.groups(range(data.clients)):
-            cohort = self._terms.fresh(ids, tuple(data.samples[k] for k in ids))
+            cohort = self._terms.new_cohort(ids, tuple(data.samples[k] for k in ids))
             if shared is not None:
                 buffers = {name: value.expand(len(ids), *value.shape).clone() for name, value in shared[1].items()}
                 cohort = replace(cohort, buffers=buffers)
@@ -213,8 +213,8 @@ class Federation:
     # --- models
 
     def models(self, trains: bool = True) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
-        """Every client's id and model, as its module's `load_state_dict` takes it: those that `everyone` evaluates; or,
-        where there are no data to train on, the models after the last answers, before local steps."""
+        """Every client's id and model, as its module's `load_state_dict` takes it: the models that `evaluate_everyone`
+        measures. Where there are no data to train on, the models after the last answers, before local steps."""
         for cohort in self._all(trains=trains):
             yield from ((client, self._state_dict(cohort, row)) for row, client in enumerate(cohort.ids))
 
@@ -264,7 +264,7 @@ class Federation:
         state, transport, inbox = self._server, InProcess(self._client, self._clients), Inbox()
         if self.method.tracks:
             cohort = self._terms.catch_up.adopted(cohort, state.before)  # what any message would lead to
-        request = self._rules.look(state, (), trains)
+        request = self._rules.request_for_copies(state, (), trains)
         for order in request.orders:
             if order.code == Code.TRAIN:
                 return self._client.train(cohort, order.number)[0]
@@ -273,7 +273,7 @@ class Federation:
 
     # --- checkpoints
 
-    def keep_in(self, folder: Path) -> None:
+    def use_folder(self, folder: Path) -> None:
         """Where the run's checkpoints are: states of absent clients that are too large for memory go there, too."""
         self._clients.absent.folder = folder
 

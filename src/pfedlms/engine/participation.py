@@ -109,7 +109,7 @@ class Clients:
             if leaving:
                 part = cohort.take(leaving)
                 self.absent.put(self._method.client_rest(part))
-        self.present = [cohort.at_rest() for cohort in cohorts]
+        self.present = [cohort.without_round_values() for cohort in cohorts]
         self.absent.drop(self.present_ids)
 
     def _gathered(self, ids: tuple[int, ...], present: Sequence[Cohort]) -> Cohort:
@@ -117,7 +117,7 @@ class Clients:
         for cohort in present:
             staying = [client for client in cohort.ids if client in wanted]
             if staying:
-                parts.append(cohort.at_rest().take(staying))
+                parts.append(cohort.without_round_values().take(staying))
                 wanted.difference_update(staying)
         others = [client for client in ids if client in wanted]
         known = self.absent.has(others)
@@ -276,7 +276,7 @@ class _InFile:
 
     def write(self, rows: NDArray[np.int64], kept: Cohort) -> None:
         in_order = self._example.each(lambda one, own: own, kept)  # a method may return its state in another order
-        tensors = (value.cpu().contiguous().numpy() for value in in_order.kept)
+        tensors = (value.cpu().contiguous().numpy() for value in in_order.persistent_tensors)
         records = np.concatenate([value.reshape(len(rows), -1).view(np.uint8) for value in tensors], axis=1)
         try:
             for row, record in zip(rows.tolist(), records, strict=True):
@@ -292,7 +292,7 @@ class _InFile:
         for row, record in zip(rows.tolist(), records, strict=True):
             if os.preadv(self._file, [record.data], row * self._size) != self._size:
                 raise RunError(f"{self._path}: is shorter than its checkpoint says; restore it from a complete copy")
-        ends = np.cumsum([one.nbytes for one in self._example.kept])[:-1].tolist()
+        ends = np.cumsum([one.nbytes for one in self._example.persistent_tensors])[:-1].tolist()
         parts = iter(np.split(records, ends, axis=1))
 
         def next_part(one: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", rank()))
 
 
-def refuse_several(what: str) -> None:
+def refuse_multiple_processes(what: str) -> None:
     """For what only one process can do."""
     if size() > 1:
         raise UsageError(
@@ -112,8 +112,8 @@ class SharedFederation(Federation):
             validated |= own[1]
         return tested, validated
 
-    def keep_in(self, folder: Path) -> None:
-        self._call("keep_in", folder.absolute())
+    def use_folder(self, folder: Path) -> None:
+        self._call("use_folder", folder.absolute())
 
     def _clients_state(self) -> dict[str, Any]:
         parts = self._call("state")
@@ -133,7 +133,7 @@ class SharedFederation(Federation):
         )  # fmt: skip
 
     @contextmanager
-    def leading(self) -> Iterator[Callable[[Any], None]]:
+    def lead(self) -> Iterator[Callable[[Any], None]]:
         """While rank 0 plays a run. What is given to the function that this yields, `serve` returns on the other ranks;
         if nothing is given, the run failed."""
         ending: list[Any] = [None]
@@ -148,7 +148,7 @@ class SharedFederation(Federation):
 
     @one_thread_per_operator()
     def serve(self) -> Any:
-        """Execute what rank 0 calls until its run ends; returns what it gave to `leading`. Rank 0 obeys signals."""
+        """Execute what rank 0 calls until its run ends; returns what it gave to `lead`. Rank 0 obeys signals."""
         with _deaf():
             while True:
                 name, arguments = _receive(0)
@@ -184,8 +184,8 @@ class SharedFederation(Federation):
             self._server = server
         return self._counts(self._all() if which == "everyone" else self._clients.present)
 
-    def _on_keep_in(self, folder: Path) -> None:
-        super().keep_in(folder)
+    def _on_use_folder(self, folder: Path) -> None:
+        super().use_folder(folder)
 
     def _on_state(self) -> tuple[list[Cohort], dict[str, Any]]:
         return [cohort.to(_HOST) for cohort in self._clients.present], self._clients.absent.state()

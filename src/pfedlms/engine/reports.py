@@ -106,7 +106,7 @@ def mean_loss(found: Iterable[tuple[int, float]]) -> float:
     return total / weight
 
 
-def summed(found: Mapping[int, tuple[float, float, int]], percent: bool) -> Evaluation | None:
+def evaluation_of_counts(found: Mapping[int, tuple[float, float, int]], percent: bool) -> Evaluation | None:
     """The sum of all clients' counts; None if no client has samples."""
     ids = tuple(client for client in sorted(found) if found[client][2])
     if not ids:
@@ -118,10 +118,10 @@ def summed(found: Mapping[int, tuple[float, float, int]], percent: bool) -> Eval
     return Evaluation(ids, correct, tested, loss / sum(tested), percent=percent)  # type: ignore[arg-type]
 
 
-def evaluation(tested: Counts, validated: Counts, percent: bool) -> Evaluation | None:
+def personal_evaluation(tested: Counts, validated: Counts, percent: bool) -> Evaluation | None:
     """Clients' own models on their test and validation splits."""
-    found = summed(tested, percent)
-    return found and replace(found, validation=summed(validated, percent))
+    found = evaluation_of_counts(tested, percent)
+    return found and replace(found, validation=evaluation_of_counts(validated, percent))
 
 
 class Stopwatch:
@@ -158,7 +158,7 @@ LAG = 0.5
 P-acc is nothing unusual early on: so only once the model no longer gets better.)"""
 
 
-def falls_apart(shared: Sequence[float], personal: Sequence[float]) -> str | None:
+def shared_model_problem(shared: Sequence[float], personal: Sequence[float]) -> str | None:
     """What is wrong with the shared model after the last of some evaluations, by G-acc and P-acc in percent of all of
     them; None if nothing is."""
     if len(shared) < 2 * WINDOW:

@@ -19,10 +19,10 @@ from typing import Any
 
 from pfedlms.cohort import Tensors
 from pfedlms.engine.aggregation import Aggregation
-from pfedlms.engine.catch_up import Answers
-from pfedlms.engine.reports import Counts, RoundReport, Stopwatch, Traffic, mean_loss, summed
+from pfedlms.engine.catch_up import AnswerLog
+from pfedlms.engine.reports import Counts, RoundReport, Stopwatch, Traffic, evaluation_of_counts, mean_loss
 from pfedlms.engine.terms import Terms
-from pfedlms.engine.transport import Code, Event, Flag, Inbox, Missed, Record, Request, Split, from_server
+from pfedlms.engine.transport import CatchUpOrders, Code, Event, Flag, Inbox, Record, Request, Split, server_frame
 from pfedlms.errors import QuorumError
 
 REMEDY = "lower run.lost or run.quorum (to go on, in the run's config.toml), or let more clients take part"
@@ -44,7 +44,7 @@ class ServerState:
     """After the exchanges of this round so far."""
     before: Tensors
     """Before the round played last."""
-    log: Answers
+    log: AnswerLog
     """What clients that took no part in some rounds may still need."""
     trip: int = 0
     round: int = 0
@@ -138,7 +138,7 @@ class Server:
             return (Request(state.members, (self._answer(state), send), continues=True),)
         return self._end(state)
 
-    def look(self, state: ServerState, clients: Sequence[int], train: bool = True) -> Request:
+    def request_for_copies(self, state: ServerState, clients: Sequence[int], train: bool = True) -> Request:
         """What clients that took no part in the last phase would have taken in and done in it; for copies of them."""
         number = state.round - 1
         orders = [Record(Code.ANSWER, number, i, data=answer) for i, answer in enumerate(state.last_answers)]
@@ -198,7 +198,7 @@ class Server:
         clients = self.participation.of(state.round + 1)
         return Request(clients, send, self._catch_up(state, clients, state.round))
 
-    def _catch_up(self, state: ServerState, clients: Sequence[int], number: int) -> tuple[Missed, ...]:
+    def _catch_up(self, state: ServerState, clients: Sequence[int], number: int) -> tuple[CatchUpOrders, ...]:
         """What clients are sent before round `number`, if their method tracks a model and they lack some answers."""
         if not self._method.tracks:
             return ()
@@ -209,10 +209,10 @@ class Server:
         found = []
         for since, ids in sorted(lacking.items()):
             orders = self._terms.catch_up.orders(since, number, state.log, state.server)
-            found.append(Missed(tuple(ids), orders, state.log.fingerprints.get(since - 1), state.server))
+            found.append(CatchUpOrders(tuple(ids), orders, state.log.fingerprints.get(since - 1), state.server))
         return tuple(found)
 
-    def _log_with(self, state: ServerState) -> Answers:
+    def _log_with(self, state: ServerState) -> AnswerLog:
         """The log with the answer of this round."""
         if not (self._method.tracks and state.answers):
             return state.log
@@ -265,7 +265,7 @@ class Server:
             state.rejected,
             len(state.out_of_sync),
             state.unheard,
-            summed(inbox.measured.get(Split.SHARED, {}), self._percent),
+            evaluation_of_counts(inbox.measured.get(Split.SHARED, {}), self._percent),
             evaluated=bool(state.measure),
             left_out=left_out,
             limited=state.limited,
@@ -309,7 +309,7 @@ class Server:
         with self._watch.stage("server"):
             current, values = aggregation.close()
         with self._watch.stage("messages down"):
-            answer = from_server(aggregation.exchange.down, values, number, self._terms.digest)
+            answer = server_frame(aggregation.exchange.down, values, number, self._terms.digest)
         why = "it tracks another model than the server, and is sent that one"
         text = f"is left out of this exchange: {why} before it goes on"
         events = [Event(number, client, "out_of_sync", text) for client in aggregation.out_of_sync]

@@ -17,10 +17,10 @@ from pfedlms.backend import has_triton
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.engine.aggregation import Aggregation
 from pfedlms.engine.catch_up import fingerprints_of
-from pfedlms.engine.client import Client, on_host
+from pfedlms.engine.client import Client, to_arrays
 from pfedlms.engine.participation import Clients
 from pfedlms.engine.reports import Stopwatch
-from pfedlms.engine.transport import Code, Event, Flag, Inbox, Missed, Record, Request, Split, from_server
+from pfedlms.engine.transport import CatchUpOrders, Code, Event, Flag, Inbox, Record, Request, Split, server_frame
 from pfedlms.errors import RunError, WireError
 from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake, Received, frame, frame_on_gpu, frame_rows
 
@@ -112,7 +112,7 @@ class InProcess:
                 reached.append(replace(missed, clients=there))
             return _without([self._caught_up(cohort, reached) for cohort in cohorts], lost)
 
-    def _caught_up(self, cohort: Cohort, reached: Sequence[Missed]) -> Cohort:
+    def _caught_up(self, cohort: Cohort, reached: Sequence[CatchUpOrders]) -> Cohort:
         """Clients after all that they were sent. Answers were read when they were new, and lead every client that has
         the server's w of that time to the server's w of now: so it is taken from there, and not computed again."""
         place = {client: row for row, client in enumerate(cohort.ids)}
@@ -127,9 +127,9 @@ class InProcess:
             if ids:
                 part = cohort.take(sorted(ids))
                 for order in missed.orders:
-                    part = self.client.take_in(part, order, self._read(order))
+                    part = self.client.receive(part, order, self._read(order))
                 cohort = cohort.put(part)
-        return self.client.by.adopted(cohort, leads_to, adopting) if adopting else cohort
+        return self.client.catch_up.adopted(cohort, leads_to, adopting) if adopting else cohort
 
     def answer(self, request: Request, order: Record, cohorts: list[Cohort], inbox: Inbox) -> list[Cohort]:
         """An answer down: one frame, decoded once and counted for each client. Those whom it reached."""
@@ -139,7 +139,7 @@ class InProcess:
                 inbox.count_down(request, order, len(cohort.ids))
                 there = self._reached(order.number, order, cohort.ids, inbox)
                 if there:
-                    after.append(self.client.take_in(cohort.take(there), order, received))
+                    after.append(self.client.receive(cohort.take(there), order, received))
             return after
 
     def _train(self, order: Record, cohorts: list[Cohort], inbox: Inbox) -> None:
@@ -155,7 +155,7 @@ class InProcess:
                     shared |= self.client.measure_shared(cohort)
         with self._watch.stage("local steps"):
             launched = [self.client.launch(cohort, order.number) for cohort in cohorts]
-        after = [cohort.at_rest() for cohort, _ in launched]
+        after = [cohort.without_round_values() for cohort, _ in launched]
         self._send_ahead(after, order.number)
         with self._watch.stage("local steps"):
             for cohort, losses in launched:
@@ -197,7 +197,7 @@ class InProcess:
                 there = frame_on_gpu(message, rows, round=round, senders=ids, samples=samples, digest=digest)
                 if aggregation.take_rows(there, ids, samples):
                     return len(ids) * message.max_bytes
-            rows = on_host(rows)
+            rows = to_arrays(rows)
         size = message.rows_size(rows) if links.is_perfect and message.in_rows else None
         if size is not None:
             frames = self._room(len(ids), HEADER_BYTES + size)
@@ -235,7 +235,7 @@ class InProcess:
         if there and message.only_floats and message.max_bytes >= _LONG and self._links.is_perfect and has_triton():
             return after, values  # the GPU frames them, see `_deliver`
         with self._watch.stage("messages up"):
-            return after, on_host(values)
+            return after, to_arrays(values)
 
     def _send_ahead(self, cohorts: Sequence[Cohort], number: int) -> None:
         """The first messages of the next round, where those that train now will send them: a GPU is still busy with
@@ -282,7 +282,7 @@ class InProcess:
             ) from error
 
 
-def hold_exchange(
+def run_exchange(
     transport: InProcess, send: Record, cohorts: Sequence[Cohort], server: Tensors
 ) -> tuple[list[Cohort], Tensors, Record, Inbox]:
     """The messages of one exchange up, outside of any run: the clients after sending, the server's next state, its
@@ -293,7 +293,7 @@ def hold_exchange(
     inbox = Inbox((request,), aggregation=aggregation)
     after = transport.send(request, send, cohorts, inbox)
     server, values = aggregation.close()
-    answer = from_server(exchange.down, values, send.number, client.digest)
+    answer = server_frame(exchange.down, values, send.number, client.digest)
     return after, server, replace(send, code=Code.ANSWER, data=answer), inbox
 
 

@@ -32,12 +32,12 @@ class Terms:
         if (self.method.about_last_steps or self.method.tracks) and len(self.method.exchanges) != 1:
             raise ValueError(f"method: {method.name} is about the last steps, or tracks a model: it has one exchange")
         self.model, self.train, self.seed = model, train, seed
-        self.digest = agreement(self.method)
+        self.digest = method_digest(self.method)
         self.catch_up = CatchUp(self.method, self.digest)
         """How absent clients of a method that tracks a model receive it."""
         self._kept = kept_numbers(model.layout.dim, train.optimizer, train.momentum)
 
-    def fresh(self, ids: tuple[int, ...], samples: tuple[int, ...]) -> Cohort:
+    def new_cohort(self, ids: tuple[int, ...], samples: tuple[int, ...]) -> Cohort:
         """Clients that have not taken part yet, before `Method.client_start`."""
         return self.model.cohort(ids, samples, self._kept)
 
@@ -67,7 +67,7 @@ def task_of(model: CohortModel, classes: int, participation: Participation, trai
     )
 
 
-def agreement(method: Method) -> bytes:
+def method_digest(method: Method) -> bytes:
     """Digest of what both ends must agree on: protocol, method and its settings, layer table, seed and w⁰."""
     task = method.task
     return agreement_digest(

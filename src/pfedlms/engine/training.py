@@ -183,7 +183,7 @@ class LocalWorker:
         params, momentum = cohort.params.clone(), cohort.momentum.clone()
         buffers = {name: value.clone() for name, value in cohort.buffers.items()}
         losses, gradients = torch.zeros(len(params), device=params.device), torch.empty_like(params)
-        targets, minimised = self._data.y[plan[:, 0]], partial(self._criterion.minimised, splitter(objective))
+        targets, minimised = self._data.y[plan[:, 0]], partial(self._criterion.training_losses, splitter(objective))
         uneven = settings.local_epochs > 0
         for step, (chosen, y) in enumerate(zip(plan, targets, strict=True)):
             pull, x = partial(checked_gradient, objective, params), self._training_samples(chosen)
@@ -222,7 +222,7 @@ class LocalWorker:
         buffers = {name: value.clone() for name, value in cohort.buffers.items()}
         total, gradients = torch.zeros_like(cohort.params), torch.empty_like(cohort.params)
         losses = torch.zeros(len(total), device=total.device)
-        minimised = partial(self._criterion.minimised, splitter(objective))
+        minimised = partial(self._criterion.training_losses, splitter(objective))
         for chosen in plan:
             x, y = self._training_samples(chosen), self._data.y[chosen[0]]
             losses += self._model.gradient(gradients, cohort.params, buffers, x, y, minimised)
@@ -272,7 +272,7 @@ class LocalWorker:
         kind = torch.int64 if self._criterion.score is None else torch.float64
         self._data.find(cohort.ids)
         places = self._all_places(cohort.ids, held)
-        own = replace(cohort.at_rest(), state={}, params=params.expand_as(cohort.params))
+        own = replace(cohort.without_round_values(), state={}, params=params.expand_as(cohort.params))
         found = torch.empty(len(cohort.ids), 2, dtype=torch.float64, device=cohort.params.device)
         # Other clients would have other places in every evaluation, and a custom metric may look at values.
         known = len(cohort.ids) == self._data.clients and self._criterion.score is None

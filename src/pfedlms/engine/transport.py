@@ -66,7 +66,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Missed:
+class CatchUpOrders:
     """What brings clients up to date that have all taken in the same answers."""
 
     clients: tuple[int, ...]
@@ -83,7 +83,7 @@ class Request:
 
     clients: tuple[int, ...]
     orders: tuple[Record, ...]
-    catch_up: tuple[Missed, ...] = ()
+    catch_up: tuple[CatchUpOrders, ...] = ()
     """Before these orders, for clients that lack answers."""
     continues: bool = False
     """Whether these are the clients of the request before, in the middle of a round."""
@@ -160,6 +160,6 @@ class Inbox:
         return self.next_traffic if request.next_round else self.traffic
 
 
-def from_server(message: Message, arrays: dict[str, Any], number: int, digest: bytes) -> bytes:
+def server_frame(message: Message, arrays: dict[str, Any], number: int, digest: bytes) -> bytes:
     """A frame of the server's."""
     return bytes(frame(message, arrays, round=number, sender=SERVER, samples=0, digest=digest))

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from pfedlms.engine.reports import falls_apart
+from pfedlms.engine.reports import shared_model_problem
 from pfedlms.errors import UsageError
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.summary import best_of, out_of_patience
@@ -80,7 +80,7 @@ class SharedModelWarning(Callback):
             return
         pairs = [(each.get("g_acc"), each["p_acc"]) for each in run.metrics]
         known = [(shared, own) for shared, own in pairs if shared is not None and own is not None]
-        wrong = falls_apart([shared for shared, _ in known], [own for _, own in known])
+        wrong = shared_model_problem([shared for shared, _ in known], [own for _, own in known])
         if wrong:
             self._warned = True
             own = run.config.method == "sketchmean"

@@ -14,7 +14,7 @@ from pfedlms.data.sources import DATASETS
 from pfedlms.engine import Federation
 from pfedlms.engine.participation import Participation
 from pfedlms.engine.reports import Traffic
-from pfedlms.engine.terms import agreement, task_of
+from pfedlms.engine.terms import method_digest, task_of
 from pfedlms.errors import ConfigError
 from pfedlms.experiment.config import Config, Tables, for_method, keys, load_config, merge
 from pfedlms.experiment.memory import needed_bytes
@@ -29,7 +29,7 @@ def message_cost(method: Method) -> Traffic:
     """Bytes of one client in one round: a message of every kind at its largest size (with positions: at an average one,
     see `estimated`), encoded and decoded again. Bytes to catch up depend on which clients were absent, and are not
     included."""
-    digest = agreement(method)
+    digest = method_digest(method)
     total = Traffic()
     for exchange in method.exchanges:
         for message, sender, samples in ((exchange.up, 0, 1), (exchange.down, SERVER, 0)):

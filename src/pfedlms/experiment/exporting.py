@@ -93,7 +93,7 @@ class Models:
         held = as_the_model_takes_them(run.model.module, held)
         criterion = problem.criterion(checked_outputs(run.model, held, self.config), held)
         with self._opened():
-            return self._module(run.personalised(held.to(run.model.device), criterion, local_steps))
+            return self._module(run.personalise(held.to(run.model.device), criterion, local_steps))
 
     @contextmanager
     def _opened(self) -> Iterator[None]:
@@ -167,7 +167,7 @@ def open_models(stored: RunDirectory, config: Config, problem: Problem, best: bo
             METHODS[config.method], config.settings, CohortModel(problem.module(config, hollow), torch.device("cpu")),
             hollow, config.train, config.run.seed, cohort_size=config.run.cohort_size,
         )  # fmt: skip
-    federation.keep_in(directory)
+    federation.use_folder(directory)
     load_into(federation, checkpoint, config, stored, same_data=has_data)
     return Models(config, federation, has_data or everybody)
 

@@ -192,7 +192,7 @@ class Running(RunInfo):
     def _newcomers(self) -> dict[str, Any]:
         """Clients held out of the run, before and after their first local steps."""
         found: dict[str, Any] = {"clients": len(self.played.data.newcomers)}
-        for name, measured in zip(("before", "after"), self.played.newcomers(), strict=True):
+        for name, measured in zip(("before", "after"), self.played.evaluate_newcomers(), strict=True):
             found |= {name: finite(measured.accuracy), f"{name}_loss": finite(measured.loss)}
             found |= {f"{name}_perplexity": finite(measured.perplexity)} if self._predicts_tokens else {}
             found[f"client_{name}"] = [finite(value) for value in measured.per_client]
@@ -218,7 +218,7 @@ class Running(RunInfo):
         whole = last.get("round") == self.round and "clients" not in last
         if not whole and not self.config.run.everyone:
             return None
-        results = last if whole else self._results(self.played.everyone())
+        results = last if whole else self._results(self.played.evaluate_everyone())
         known = [value for value in results["client_acc"] if value is not None]
         return {
             "accuracy": results["p_acc"],
@@ -238,7 +238,7 @@ def execute(
     with (
         as_configured(run.config),
         signals(at_once) as received_signal,
-        COMPILATION.announced(lambda: call("on_compile", run)),
+        COMPILATION.announce_when_long(lambda: call("on_compile", run)),
     ):
         run.restore(checkpoint)
         call("on_start", run)

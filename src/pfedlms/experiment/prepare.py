@@ -202,7 +202,7 @@ def rehearse(configs: Sequence[Config], problem: Problem = NAMED) -> int:
     """Before the first of several runs trains: all that can be wrong with its data and model, and with the partitions
     of the others. Settings without effect are named here, so the runs themselves can be silenced. Returns the number of
     parameters of the first one's model."""
-    processes.refuse_several("a study")
+    processes.refuse_multiple_processes("a study")
     first, *others = configs
     parameters = prepare(first, problem).model.layout.dim
     warned = set(without_effect(first))

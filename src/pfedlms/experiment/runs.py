@@ -227,10 +227,10 @@ class Run:
         elif stored is not None and complete != self.config:  # as studies of the last version began
             stored.write_config(complete.to_toml())
         if stored is not None and not complete.train.patience:  # a best round is kept for long, complete
-            federation.keep_in(stored.path)
+            federation.use_folder(stored.path)
         config = complete.with_run(**how)
         playing = Running(config, federation, stored, self.label)
-        with federation.leading() as end:
+        with federation.lead() as end:
             summary, stopped = execute(playing, callbacks, checkpoint)
             end((config, playing.metrics, summary, stopped))
         done = Run(config, self.directory, self.problem, self.label, playing.metrics, summary, stopped)
