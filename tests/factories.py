@@ -23,9 +23,8 @@ import pfedlms.engine.simulate as engine_simulate
 import pfedlms.engine.transport as engine_transport
 from pfedlms.data import FederatedData, Partitioning, from_pairs, from_pool, load_dataset
 from pfedlms.engine import Federation
-from pfedlms.engine.client import Client
+from pfedlms.engine.client import Client, LocalWorker
 from pfedlms.engine.simulate import InProcess, Link, Links, perfect_link, run_exchange
-from pfedlms.engine.training import LocalWorker
 from pfedlms.engine.transport import Code, Record
 from pfedlms.methods import METHODS, Exchange, Task
 from pfedlms.models import Cohort, CohortModel, Layer, Layout, build

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from factories import cohort_of, digits, federation, normal, overheard, played
-from pfedlms.engine.catch_up import AnswerLog, CatchUp, _parts, fingerprints_of
+from pfedlms.engine.catch_up import AnswerLog, CatchUp, _entry_values, fingerprints_of
 from pfedlms.engine.federation import Federation
 from pfedlms.engine.transport import CatchUpOrders, Code, Inbox, Record, Request, server_frame
 from pfedlms.methods import METHODS
@@ -84,9 +84,9 @@ def test_all_forms_lead_to_the_bits_of_the_server(method: str, settings: dict[st
     """From w⁰, by each of (a), (b), (c) and (d), replayed from frames that are read again."""
     with overheard() as messages:
         chosen = played(federation(method, digits(8), **settings), 5)
-    by, server = chosen._terms.catch_up, chosen._server.server
+    by, server = chosen._terms.catch_up, chosen._state.server
     answers = [sent for sent in messages if sent.sender == SERVER]
-    start = chosen.method.client_start(chosen._fresh((3,)))
+    start = chosen.method.client_start(chosen._new_clients((3,)))
     replayed = start
     for sent in answers:
         order = Record(Code.ANSWER, sent.round, data=sent.data)
@@ -96,7 +96,7 @@ def test_all_forms_lead_to_the_bits_of_the_server(method: str, settings: dict[st
         received = Intake(message, chosen._terms.digest, 4, (SERVER,)).accept(made)
         # Differences from w⁰ and w also help a client with any other model.
         before = start if message is by.changes else start.with_state(model=normal(1, start.params.shape[1], seed=7))
-        after = by.taken_in(before, message, received)
+        after = by.receive(before, message, received)
         for name in ("model", *by._tracked):
             assert after.state[name].numpy().tobytes() == server[name].cpu().numpy().tobytes()
             assert replayed.state[name].numpy().tobytes() == server[name].cpu().numpy().tobytes()
@@ -104,20 +104,20 @@ def test_all_forms_lead_to_the_bits_of_the_server(method: str, settings: dict[st
 
 def one_form(by: CatchUp, chosen: Federation, message: Any) -> bytes:
     """The frame of one kind, though another may be fewer bytes."""
-    server = {name: value.cpu().numpy() for name, value in chosen._server.server.items()}
+    server = {name: value.cpu().numpy() for name, value in chosen._state.server.items()}
     w, tracked = server["model"], {name: server[name] for name in by._tracked}
     if message is by.model:
         return server_frame(message, {"model": w, **tracked}, 4, chosen._terms.digest)
     places = w.view(np.int32) != chosen.method.task.initial.numpy().view(np.int32)
-    return server_frame(message, {**_parts(w, places, 0), **tracked}, 4, chosen._terms.digest)
+    return server_frame(message, {**_entry_values(w, places, 0), **tracked}, 4, chosen._terms.digest)
 
 
 @pytest.mark.parametrize("method", ["stc", "sketchmean"])
 def test_a_client_with_another_model_is_not_set_right_by_answers(method: str) -> None:
     """A simulation takes w from the server where a client's own was right; else it computes what the client would."""
     chosen = played(federation(method, digits(5)), 4)
-    state = chosen._server
-    off = chosen.method.client_start(chosen._fresh((0, 1)))
+    state = chosen._state
+    off = chosen.method.client_start(chosen._new_clients((0, 1)))
     wrong = off.state["model"].clone()
     wrong[1, 0] += 1.0
     answers = tuple(Record(Code.ANSWER, number, data=data) for number, data in state.log.frames.items())

@@ -20,8 +20,7 @@ from pfedlms.backend import one_thread_per_operator
 from pfedlms.cohort import Cohort
 from pfedlms.deploy.envelope import Envelope, Kind, Why, decode, measured, refusal, trained
 from pfedlms.deploy.ground import Ground
-from pfedlms.engine.client import Client, to_arrays
-from pfedlms.engine.training import LocalWorker
+from pfedlms.engine.client import Client, LocalWorker, to_arrays
 from pfedlms.engine.transport import Code, Flag, Record, Split
 from pfedlms.errors import DivergedError, RunDirectoryError, WireError
 from pfedlms.experiment.config import Config

@@ -10,7 +10,7 @@ Client-side functions work on a cohort (tensors with a leading `clients` axis); 
 server side is a fold over the clients' messages, so its memory need not grow with their number; it runs on the host. A
 method never sees bytes, and never decides who takes part: it gets whichever clients' messages arrived.
 
-`engine.borders` checks what a method returns: names, shapes, dtypes and devices.
+`engine.guard` checks what a method returns: names, shapes, dtypes and devices.
 """
 
 from __future__ import annotations
