@@ -58,7 +58,7 @@ class Compilation(event.Listener):
 
     @contextmanager
     def announce_when_long(self, announce: Callable[[], None]) -> Iterator[None]:
-        """Within it `announce` is called once, when compilation takes long."""
+        """Within it `announce` is called once if compilation takes long."""
         before, self._announce, self._from = self._announce, announce, self.seconds
         try:
             yield
@@ -156,8 +156,8 @@ def streams(device: torch.device, purpose: str, count: int) -> list[torch.cuda.S
 def run_overlapped(
     first: Callable[[], First], second: Callable[[], Second], device: torch.device, purpose: str
 ) -> tuple[First, Second]:
-    """Both results; on a GPU both are computed at the same time, on two streams. Nested calls need different
-    purposes."""
+    """Call both functions and return both results. On a GPU they run at the same time, on two streams. Nested calls
+    need different purposes."""
     if device.type != "cuda":
         return first(), second()
     current, (side,) = torch.cuda.current_stream(device), streams(device, purpose, 1)
@@ -251,29 +251,29 @@ def _do_not_spin(process: int) -> None:
 
 
 def for_each_in_threads(work: Callable[[Item], object], items: Sequence[Item]) -> None:
-    """`work` on every item, on several threads at once, each with its share of PyTorch's threads."""
+    """Call `work` on every item, in several threads at once; each has its share of PyTorch's threads."""
     workers = 1 if _thread.shared else min(threads(), _WORKERS, len(items))
     if workers <= 1:
         for item in items:
             work(item)
         return
-    of_threads, of_torchs, before = threads() // workers, max(1, torch.get_num_threads() // workers), _thread.threads
+    of_worker, of_operator, before = threads() // workers, max(1, torch.get_num_threads() // workers), _thread.threads
 
-    def within_its_share(item: Item) -> None:
-        _thread.threads = of_threads
-        torch.set_num_threads(of_torchs)
+    def work_with_fewer_threads(item: Item) -> None:
+        _thread.threads = of_worker
+        torch.set_num_threads(of_operator)
         work(item)
 
     try:
-        with torch_threads(of_torchs):
-            _run_on_threads(within_its_share, items, workers)
+        with torch_threads(of_operator):
+            _run_in_threads(work_with_fewer_threads, items, workers)
     finally:
         _thread.threads = before
 
 
 def run_kernel(kernel: Callable[..., None], tasks: int, cost: int, *arguments: Any) -> None:
-    """`kernel(first, last, *arguments)`, a compiled function, on the tasks 0 to `tasks` − 1, by several threads where
-    that is faster. A task reads about `cost` numbers; no two tasks write to the same place."""
+    """Call a compiled function, `kernel(first, last, *arguments)`, for the tasks 0 to `tasks` − 1, in several threads
+    if that is faster. A task reads about `cost` numbers. No two tasks may write to the same place."""
     worth = tasks * cost // _WORTH_WAKING
     workers = 1 if worth <= 1 or _thread.shared else min(threads(), tasks, worth)
     if workers <= 1:
@@ -281,14 +281,14 @@ def run_kernel(kernel: Callable[..., None], tasks: int, cost: int, *arguments: A
         return
     pieces = min(tasks, _TURNS * workers)
     ends = [tasks * number // pieces for number in range(pieces + 1)]
-    _run_on_threads(lambda piece: kernel(ends[piece], ends[piece + 1], *arguments), range(pieces), workers)
+    _run_in_threads(lambda piece: kernel(ends[piece], ends[piece + 1], *arguments), range(pieces), workers)
 
 
-def _run_on_threads(work: Callable[[Item], object], items: Sequence[Item], workers: int) -> None:
-    """`work` on every item by `workers` threads, one of which is the caller's; a free thread takes the next item."""
+def _run_in_threads(work: Callable[[Item], object], items: Sequence[Item], workers: int) -> None:
+    """Call `work` on every item in `workers` threads, one of them the caller's. A free thread takes the next item."""
     waiting = deque(items)
 
-    def take() -> None:
+    def work_on_items() -> None:
         _thread.shared = True
         try:
             while waiting:
@@ -301,9 +301,9 @@ def _run_on_threads(work: Callable[[Item], object], items: Sequence[Item], worke
             _thread.shared = False
             waiting.clear()  # after an error all threads stop
 
-    others = [_pool(os.getpid()).submit(take) for _ in range(workers - 1)]
+    others = [_pool(os.getpid()).submit(work_on_items) for _ in range(workers - 1)]
     try:
-        take()
+        work_on_items()
     finally:
         # Threads that have not begun yet are cancelled, so that the caller does not wait for a busy core.
         begun = [other for other in others if not other.cancel()]

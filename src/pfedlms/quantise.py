@@ -23,14 +23,14 @@ from pfedlms.checks import Array, Values, as_array, as_tensor, like_input
 def statistics(sketched: Values, sizes: Sequence[int]) -> tuple[Values, Values]:
     """Mean and population variance of each layer's sketch: `[clients, Σ m]` → two `[clients, layers]`, taken in
     float64, returned as float32."""
-    parts = [part.double() for part in _parts(sketched, sizes)]
+    parts = [part.double() for part in _split_layers(sketched, sizes)]
     means = torch.stack([part.mean(dim=1) for part in parts], dim=1)
     variances = torch.stack([part.var(dim=1, correction=0) for part in parts], dim=1)
     return like_input(sketched, means.float()), like_input(sketched, variances.float())
 
 
-def _parts(sketched: Tensor | Array, sizes: Sequence[int]) -> tuple[Tensor, ...]:
-    """Every layer's part of sketches `[clients, Σ m]`, or of one."""
+def _split_layers(sketched: Tensor | Array, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+    """Sketches `[clients, Σ m]`, or one sketch, split into the parts of the layers."""
     rows = as_tensor("sketched", sketched)
     if rows.ndim not in (1, 2) or rows.shape[-1] != sum(sizes):
         raise ValueError(
@@ -127,7 +127,7 @@ def symbols_of(sketched: Values, thresholds: Tensor | Array, sizes: Sequence[int
     >>> symbols_of(np.float32([-2, 0, 2]), np.float32([[-1, 0, 1]]), sizes=[3])
     array([0, 2, 3], dtype=uint8)
     """
-    parts = _parts(sketched, sizes)
+    parts = _split_layers(sketched, sizes)
     tau = as_tensor("thresholds", thresholds, parts[0].device)
     if tau.ndim != 2 or len(tau) != len(parts):
         raise ValueError(
@@ -135,7 +135,7 @@ def symbols_of(sketched: Values, thresholds: Tensor | Array, sizes: Sequence[int
             "thresholds_of gives them"
         )
     bins = [
-        torch.bucketize(part.contiguous(), own, right=True) for part, own in zip(parts, tau.contiguous(), strict=True)
+        torch.bucketize(part.contiguous(), row, right=True) for part, row in zip(parts, tau.contiguous(), strict=True)
     ]
     return like_input(sketched, torch.cat(bins, dim=1).to(torch.uint8))
 
