@@ -31,8 +31,8 @@ from torch import Tensor
 from pfedlms import rng
 from pfedlms.cohort import Cohort
 from pfedlms.engine.client import Client
-from pfedlms.engine.simulate import InProcess, hold_exchange
-from pfedlms.engine.terms import agreement
+from pfedlms.engine.simulate import InProcess, run_exchange
+from pfedlms.engine.terms import method_digest
 from pfedlms.engine.transport import Code, Record
 from pfedlms.errors import RunError
 from pfedlms.methods import METHODS, Method, Task
@@ -66,12 +66,12 @@ def solve(method: Method, minima: Tensor, step: float = STEP) -> Tensor | str:
     cohort = method.client_start(
         Cohort(tuple(range(count)), (1,) * count, torch.zeros_like(minima), torch.zeros(count, 0), {})
     )
-    server, client = method.server_start(), Client(method, agreement(method), None, NoWork(), None)
+    server, client = method.server_start(), Client(method, method_digest(method), None, NoWork(), None)
     transport = InProcess(client, None)
     for round in range(ROUNDS):
         trained = replace(cohort, params=minima + (1 - step) * (cohort.params - minima))
         try:
-            cohorts, server, answer, inbox = hold_exchange(transport, Record(Code.SEND, round), [trained], server)
+            cohorts, server, answer, inbox = run_exchange(transport, Record(Code.SEND, round), [trained], server)
             (cohort,) = transport.answer(inbox.requests[0], answer, cohorts, inbox)
         except RunError as error:
             return f"round {round + 1}: {type(error).__name__}"

@@ -29,7 +29,7 @@ from pfedlms.backend import plain
 from pfedlms.data import batch_positions, from_pairs
 from pfedlms.engine import Federation
 from pfedlms.engine.reports import Stopwatch
-from pfedlms.engine.simulate import hold_exchange
+from pfedlms.engine.simulate import run_exchange
 from pfedlms.engine.transport import Code, Record
 from pfedlms.methods import METHODS
 from pfedlms.methods.contract import Objective
@@ -137,7 +137,7 @@ def pulled_step(made: Federation, device: torch.device, options: argparse.Namesp
     cohorts, server, transport = made._clients.present, made.method.server_start(), made._transport
     for index in range(len(made.method.exchanges)):
         send = Record(Code.SEND, 0, index)
-        cohorts, server, answer, inbox = hold_exchange(transport, send, cohorts, server)
+        cohorts, server, answer, inbox = run_exchange(transport, send, cohorts, server)
         cohorts = transport.answer(inbox.requests[0], answer, cohorts, inbox)
     objective, phases = made.method.objective(cohorts[0], 0), count(1)
     repeat = lambda: made._worker.train(cohorts[0], objective, next(phases))  # noqa: E731 - used once

@@ -93,7 +93,7 @@ def measure(options: argparse.Namespace, clients: int, participants: int) -> dic
     made = make()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         run = Path(folder)
-        made.keep_in(run)
+        made.use_folder(run)
         made.start()
         for _ in range(options.warm_up):
             made.play_round()
@@ -106,7 +106,7 @@ def measure(options: argparse.Namespace, clients: int, participants: int) -> dic
         saving = save(made, run)
         began = time.perf_counter()
         resumed = make()
-        resumed.keep_in(run)
+        resumed.use_folder(run)
         resumed.load(torch.load(run / "checkpoint.pt", weights_only=True))
         resuming = time.perf_counter() - began
         file = run / "clients.bin"

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from kept import keep
 
-from pfedlms.backend import compiled, share
+from pfedlms.backend import compiled, run_kernel
 from pfedlms.sketch import fwht_, fwht_reference
 
 SIZES = ((20, 18), (20, 14), (4, 22))  # (rows, log2 of the row size)
@@ -41,7 +41,7 @@ def copy_parts(first: int, last: int, target: np.ndarray, source: np.ndarray) ->
 def copy_all(target: torch.Tensor, source: torch.Tensor) -> None:
     """Copied by as many threads as the transform has, in parts of the same size."""
     parts, size = source.numel() // PART, PART
-    share(copy_parts, parts, size, target.view(parts, size).numpy(), source.view(parts, size).numpy())
+    run_kernel(copy_parts, parts, size, target.view(parts, size).numpy(), source.view(parts, size).numpy())
 
 
 def seconds(function: Callable[[], object]) -> float:

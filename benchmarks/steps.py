@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from engine import copy_speed, matrix_rate
-from pfedlms.backend import own_threads, torch_threads
+from pfedlms.backend import one_thread_per_operator, torch_threads
 from pfedlms.engine.criterion import Criterion
 from pfedlms.methods.contract import Objective
 from pfedlms.models import CohortModel, build
@@ -62,7 +62,7 @@ class Steps:
                 self.step()
 
     def step(self) -> Tensor:
-        loss = lambda *given: Criterion().minimised(lambda rows: Objective(), *given)  # noqa: E731
+        loss = lambda *given: Criterion().training_losses(lambda rows: Objective(), *given)  # noqa: E731
         losses = self.model.gradient(self.gradient, self.params, self.buffers, self.x, self.y, loss)
         sgd_step_(self.params, self.gradient, None, self.momentum, RATE, 0.0, DECAY)
         return losses
@@ -71,7 +71,7 @@ class Steps:
         if self.recorded is not None:
             self.recorded.replay()
             return
-        with own_threads():
+        with one_thread_per_operator():
             self.losses = self.step()
 
 

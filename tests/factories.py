@@ -23,9 +23,8 @@ import pfedlms.engine.simulate as engine_simulate
 import pfedlms.engine.transport as engine_transport
 from pfedlms.data import FederatedData, Partitioning, from_pairs, from_pool, load_dataset
 from pfedlms.engine import Federation
-from pfedlms.engine.client import Client
-from pfedlms.engine.simulate import InProcess, Link, Links, hold_exchange, perfect_link
-from pfedlms.engine.training import LocalWorker
+from pfedlms.engine.client import Client, LocalWorker
+from pfedlms.engine.simulate import InProcess, Link, Links, perfect_link, run_exchange
 from pfedlms.engine.transport import Code, Record
 from pfedlms.methods import METHODS, Exchange, Task
 from pfedlms.models import Cohort, CohortModel, Layer, Layout, build
@@ -118,7 +117,7 @@ def hold(
     groups = [cohorts] if isinstance(cohorts, Cohort) else list(cohorts)
     client = Client(SimpleNamespace(exchanges=(exchange,)), bytes(8), None, work or Work(), None)  # type: ignore[arg-type]
     transport = InProcess(client, None, Links(link))  # type: ignore[arg-type]
-    asked, server, answer, inbox = hold_exchange(transport, Record(Code.SEND, round), groups, server or {})
+    asked, server, answer, inbox = run_exchange(transport, Record(Code.SEND, round), groups, server or {})
     for event in inbox.events:
         warnings.warn(str(event), stacklevel=2)
     return transport.answer(inbox.requests[0], answer, asked, inbox), server

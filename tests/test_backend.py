@@ -19,12 +19,12 @@ import pfedlms
 from factories import SIZES, federation, normal, sketch_of, some_pull
 from pfedlms import backend
 from pfedlms.backend import (
+    all_threads_per_operator,
     backend_of,
-    long_operators,
-    own_threads,
+    for_each_in_threads,
+    one_thread_per_operator,
     plain,
-    share,
-    spread,
+    run_kernel,
     threads,
     torch_threads,
 )
@@ -59,7 +59,7 @@ def test_plain_is_for_all_threads_and_ends() -> None:
 
     with torch_threads(3), plain():
         with plain():
-            spread(work, range(6))
+            for_each_in_threads(work, range(6))
         assert backend_of(torch.zeros(1)) == "plain"
     assert seen == ["plain"] * 6
     with pytest.raises(KeyError), plain():
@@ -105,11 +105,11 @@ def test_small_work_stays_on_one_thread_and_large_work_is_dealt_out() -> None:
         time.sleep(0.01)  # so that nobody does it all
         seen.append((first, last, threading.get_ident()))
 
-    share(kernel, 100, 10)
+    run_kernel(kernel, 100, 10)
     assert seen == [(0, 100, threading.get_ident())]
     for tasks in (2, 5, 100):
         seen.clear()
-        share(kernel, tasks, 1 << 20)
+        run_kernel(kernel, tasks, 1 << 20)
         assert [last for _, last, _ in sorted(seen)][:-1] == [first for first, _, _ in sorted(seen)][1:]
         assert (min(seen)[0], max(seen)[1]) == (0, tasks)
     assert 2 <= len({thread for _, _, thread in seen}) <= 3  # of the last, which takes long enough
@@ -124,12 +124,12 @@ def test_spread_does_everything_once_with_a_share_of_the_threads() -> None:
 
     def work(item: int) -> None:
         time.sleep(0.01)
-        share(kernel, 10, 1 << 30)
-        spread(lambda inner: calls.append(inner), [1, 2])
+        run_kernel(kernel, 10, 1 << 30)
+        for_each_in_threads(lambda inner: calls.append(inner), [1, 2])
         seen.append((item, torch.get_num_threads(), threads(), threading.get_ident()))
 
     calls: list[Any] = []
-    spread(work, list(range(10)))
+    for_each_in_threads(work, list(range(10)))
     assert sorted(item for item, *_ in seen) == list(range(10))
     assert all(shares == [1, 1] for _, *shares, _ in seen)
     assert calls.count((0, 10)) == 10  # inside, work is not dealt out again
@@ -151,24 +151,24 @@ def test_an_error_in_a_thread_reaches_the_caller_and_the_rest_is_left(bad: int) 
         done.append(item)
 
     with pytest.raises(ValueError, match=f"item {bad}"):
-        spread(work, range(1000))
+        for_each_in_threads(work, range(1000))
     assert len(done) < 1000
     assert torch.get_num_threads() == 3
-    spread(done.append, [-1, -2])  # the threads work on
+    for_each_in_threads(done.append, [-1, -2])  # the threads work on
     assert {-1, -2} <= set(done)
 
 
 @pytest.mark.usefixtures("three_threads")
 def test_own_threads_leave_one_to_an_operator_and_all_to_work_that_is_spread() -> None:
-    with own_threads():
+    with one_thread_per_operator():
         assert (torch.get_num_threads(), threads()) == (1, 3)
-        with own_threads(), long_operators():
+        with one_thread_per_operator(), all_threads_per_operator():
             assert torch.get_num_threads() == 3
         assert (torch.get_num_threads(), threads()) == (1, 3)
         seen: list[tuple[int, int]] = []
-        spread(lambda item: seen.append((torch.get_num_threads(), threads())), range(3))
+        for_each_in_threads(lambda item: seen.append((torch.get_num_threads(), threads())), range(3))
         assert seen == [(1, 1)] * 3
-    with pytest.raises(KeyError), own_threads():
+    with pytest.raises(KeyError), one_thread_per_operator():
         raise KeyError
     assert torch.get_num_threads() == 3
     with torch_threads(2):
@@ -220,10 +220,10 @@ def test_threads_of_long_operators_do_not_spin_if_torch_was_there_first() -> Non
     run_afresh("""
 import os, threading, torch
 import pfedlms
-from pfedlms.backend import long_operators, own_threads
+from pfedlms.backend import all_threads_per_operator, one_thread_per_operator
 assert "GOMP_SPINCOUNT" not in os.environ
 torch.set_num_threads(2)
-with own_threads(), long_operators():
+with one_thread_per_operator(), all_threads_per_operator():
     assert torch.get_num_threads() == 2
     assert len(os.listdir("/proc/self/task")) > len(os.sched_getaffinity(0))
 seen = [torch.get_num_threads()]
@@ -271,7 +271,7 @@ def test_operators_of_a_round_run_on_one_thread_each() -> None:
 def test_a_forked_process_has_threads_of_its_own() -> None:
     def work() -> None:
         meet = threading.Barrier(2, timeout=30)  # two threads are there, or nobody passes
-        spread(lambda item: meet.wait(), range(2))
+        for_each_in_threads(lambda item: meet.wait(), range(2))
 
     work()  # the parent's threads are there
     child = multiprocessing.get_context("fork").Process(target=work)

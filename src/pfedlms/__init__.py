@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 # Threads of one PyTorch operator wait for each other by spinning; on cores that are busy with other jobs a long model
 # then takes ten times as long. Giving up soon costs nothing on an idle machine. The variable is read when PyTorch is
-# loaded: if it is already, `backend.long_operators` has another way.
+# loaded: if it is already, `backend.all_threads_per_operator` has another way.
 if "torch" not in sys.modules:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pfedlms.backend import compiled, row_memory, share, to_host
-from pfedlms.checks import Array, Values, Weights, array_of, floats, tensor_of, weights_of, whole
+from pfedlms.backend import compiled, row_memory, run_kernel, to_host
+from pfedlms.checks import Array, Values, Weights, as_array, as_tensor, check_floats, check_integer, check_weights
 
 _PART = 2048  # coordinates whose counters stay in the cache while clients are added to them
 _SUM_PART = 4096  # entries of a sum that stay in the cache while clients are added to them
@@ -37,7 +37,7 @@ class WeightedMean:
     """
 
     def __init__(self, size: int) -> None:
-        self._sum = torch.zeros(whole("size", size, 0), dtype=torch.float64)
+        self._sum = torch.zeros(check_integer("size", size, 0), dtype=torch.float64)
         self._weight = self._clients = 0
 
     def __repr__(self) -> str:
@@ -45,13 +45,13 @@ class WeightedMean:
 
     def add(self, samples: Weights, values: Tensor | Array) -> WeightedMean:
         """Add some clients' vectors `[clients, size]`, float32 or float64, with their numbers of samples N_k."""
-        given = floats("values", tensor_of("values", values))
+        given = check_floats("values", as_tensor("values", values))
         if given.ndim != 2 or given.shape[1] != len(self._sum):
             raise ValueError(
                 f"values: got shape {tuple(given.shape)}, expected [clients, {len(self._sum)}]; pass one client's "
                 "vector as values[None]"
             )
-        own = weights_of(samples, len(given))
+        own = check_weights(samples, len(given))
         if given.is_cuda and given.dtype == torch.float32 and max(own) < _EXACT_WEIGHT:
             self._sum = self._sum.to(given.device)
             for weight, row in zip(own, given.detach(), strict=True):
@@ -60,7 +60,7 @@ class WeightedMean:
             self._sum = self._sum.cpu()
             (added, stride), weights = row_memory(given.detach().cpu().numpy()), np.array(own, dtype=np.float64)
             tasks, cost = -(-len(self._sum) // _SUM_PART), len(own) * _SUM_PART
-            share(_add_weighted, tasks, cost, self._sum.numpy(), added, stride, weights)
+            run_kernel(_add_weighted, tasks, cost, self._sum.numpy(), added, stride, weights)
         self._weight += sum(own)
         self._clients += len(own)
         return self
@@ -138,13 +138,13 @@ def pool_statistics(samples: Weights, means: Values, variances: Values, pooling:
     >>> mean.item(), deviation.item()
     (4.0, 3.0)
     """
-    m, s = array_of("means", means), array_of("variances", variances)
+    m, s = as_array("means", means), as_array("variances", variances)
     if m.ndim != 2 or m.shape != s.shape or not m.size:
         raise ValueError(
             f"means, variances: got shapes {m.shape} and {s.shape}, expected [clients, layers] of both, none of them "
             "empty; quantise.statistics gives both"
         )
-    weights = weights_of(samples, len(m))
+    weights = check_weights(samples, len(m))
     _check_finite("means", m)
     _check_finite("variances", s, minimum=0)
     average = {"mean": _means, "median": _medians}[pooling]
@@ -179,7 +179,7 @@ def weighted_median(samples: Weights, values: Array | Tensor) -> np.float32:
     >>> float(weighted_median([1, 1, 5], np.float32([0.5, 2, 0])))
     0.5
     """
-    given = array_of("values", values)
+    given = as_array("values", values)
     if given.ndim != 1:
         raise ValueError(f"values: got shape {given.shape}, expected [clients]; pass one number per client")
     _check_finite("values", given, minimum=0)
@@ -188,7 +188,7 @@ def weighted_median(samples: Weights, values: Array | Tensor) -> np.float32:
 
 def weighted_medians(samples: Weights, values: Array) -> NDArray[np.float32]:
     """`weighted_median` of every column of `values: [clients, columns]`, `[columns]`."""
-    weights = weights_of(samples, len(values))
+    weights = check_weights(samples, len(values))
     _check_finite("values", values, minimum=0)
     if not len(values):
         return np.zeros(values.shape[1], dtype=np.float32)
@@ -249,13 +249,13 @@ class _Counters:
         if needed.itemsize > self.counts.dtype.itemsize:
             self.counts = self.counts.astype(needed)
         own = np.array(weights, dtype=self.counts.dtype).reshape(len(symbols), len(totals))
-        share(_count, -(-size // _PART), len(symbols) * _PART, self.counts, symbols, own, self.ends)
+        run_kernel(_count, -(-size // _PART), len(symbols) * _PART, self.counts, symbols, own, self.ends)
 
     def _result(self) -> NDArray[np.uint8]:
         """How many thresholds the weighted majority reaches, `[size]`; a tie reaches one."""
         thresholds, size = self.counts.shape
         result, totals = np.zeros(size, dtype=np.uint8), np.array(self.totals, dtype=np.uint64)
-        share(_majority, -(-size // _PART), thresholds * _PART, self.counts, totals, self.ends, result)
+        run_kernel(_majority, -(-size // _PART), thresholds * _PART, self.counts, totals, self.ends, result)
         return result
 
 
@@ -317,8 +317,8 @@ class Vote(_Counters):
     """
 
     def __init__(self, size: int, thresholds: int) -> None:
-        size = whole("size", size, 0, remedy="it is the number of symbols per client")
-        thresholds = whole("thresholds", thresholds, 1, 255, "symbols are 0 to thresholds, one byte each")
+        size = check_integer("size", size, 0, remedy="it is the number of symbols per client")
+        thresholds = check_integer("thresholds", thresholds, 1, 255, "symbols are 0 to thresholds, one byte each")
         super().__init__(thresholds, [size])
         self.clients = 0
 
@@ -334,7 +334,7 @@ class Vote(_Counters):
     def add(self, symbols: Array | Tensor, weights: Weights) -> None:
         """Count one client's symbols, uint8 `[size]`, with weight N_k, or several clients' `[clients, size]` with
         theirs."""
-        given = array_of("symbols", symbols)
+        given = as_array("symbols", symbols)
         thresholds, size = self.counts.shape
         if given.dtype != np.uint8:
             raise ValueError(
@@ -348,7 +348,7 @@ class Vote(_Counters):
                 f"vote: got {given.shape} symbols{top}, expected ({size},) of 0 to {thresholds} per client; the "
                 "symbols are of another sketch, or the vote has other thresholds"
             )
-        own = weights_of(weights, len(rows))
+        own = check_weights(weights, len(rows))
         self._add(rows, [[weight] for weight in own])
         self.clients += len(own)
 
@@ -373,7 +373,7 @@ class SignVote(_Counters):
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        super().__init__(1, [whole("sizes", size, 0) for size in sizes])
+        super().__init__(1, [check_integer("sizes", size, 0) for size in sizes])
 
     def __repr__(self) -> str:
         return f"SignVote(size {self.counts.shape[1]:,}, layers {len(self.ends)})"

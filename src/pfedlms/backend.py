@@ -43,7 +43,7 @@ def compiled() -> Callable[[Function], Function]:
 
     Without fastmath, because the order of float operations is part of the protocol; with NumPy's error model, so that
     a division by zero follows IEEE 754 instead of raising an exception and loops can be vectorised. Without numba's
-    own threads, which set PyTorch's thread count and wait for work by spinning: see `share`.
+    own threads, which set PyTorch's thread count and wait for work by spinning: see `run_kernel`.
     """
     return cast(Callable[[Function], Function], numba.njit(cache=True, nogil=True, error_model="numpy"))
 
@@ -57,8 +57,8 @@ class Compilation(event.Listener):
         self._announce: Callable[[], None] | None = None
 
     @contextmanager
-    def announced(self, announce: Callable[[], None]) -> Iterator[None]:
-        """Within it `announce` is called once, when compilation takes long."""
+    def announce_when_long(self, announce: Callable[[], None]) -> Iterator[None]:
+        """Within it `announce` is called once if compilation takes long."""
         before, self._announce, self._from = self._announce, announce, self.seconds
         try:
             yield
@@ -153,11 +153,11 @@ def streams(device: torch.device, purpose: str, count: int) -> list[torch.cuda.S
     return [torch.cuda.Stream(device) for _ in range(count)]  # type: ignore[no-untyped-call]
 
 
-def overlapped(
+def run_overlapped(
     first: Callable[[], First], second: Callable[[], Second], device: torch.device, purpose: str
 ) -> tuple[First, Second]:
-    """Both results; on a GPU both are computed at the same time, on two streams. Nested calls need different
-    purposes."""
+    """Call both functions and return both results. On a GPU they run at the same time, on two streams. Nested calls
+    need different purposes."""
     if device.type != "cuda":
         return first(), second()
     current, (side,) = torch.cuda.current_stream(device), streams(device, purpose, 1)
@@ -207,11 +207,11 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 @contextmanager
-def own_threads() -> Iterator[None]:
-    """Within it PyTorch's operators run on one thread each, and `spread` and `share` have the threads they had.
+def one_thread_per_operator() -> Iterator[None]:
+    """Within it PyTorch's operators run on one thread each. Our own functions for threads still use all of them.
 
-    An operator that uses several waits for all of them, and most are short: on cores that are busy with other jobs
-    such waiting takes many times as long as the work.
+    An operator that uses several threads waits for all of them, and most operators are short. On cores that are busy
+    with other jobs such waiting takes many times as long as the work.
     """
     before, _thread.threads = _thread.threads, threads()
     try:
@@ -222,8 +222,8 @@ def own_threads() -> Iterator[None]:
 
 
 @contextmanager
-def long_operators() -> Iterator[None]:
-    """Within it PyTorch's operators may use all threads, also inside of `own_threads`."""
+def all_threads_per_operator() -> Iterator[None]:
+    """Within it PyTorch's operators may use all threads, also inside of `one_thread_per_operator`."""
     if threads() > 1:
         _do_not_spin(os.getpid())
     with torch_threads(threads()):
@@ -250,30 +250,30 @@ def _do_not_spin(process: int) -> None:
     torch.set_num_threads(before)  # for threads to come; each has a count of its own
 
 
-def spread(work: Callable[[Item], object], items: Sequence[Item]) -> None:
-    """`work` on every item, on several threads at once, each with its share of PyTorch's threads."""
+def for_each_in_threads(work: Callable[[Item], object], items: Sequence[Item]) -> None:
+    """Call `work` on every item, in several threads at once; each has its share of PyTorch's threads."""
     workers = 1 if _thread.shared else min(threads(), _WORKERS, len(items))
     if workers <= 1:
         for item in items:
             work(item)
         return
-    of_threads, of_torchs, before = threads() // workers, max(1, torch.get_num_threads() // workers), _thread.threads
+    of_worker, of_operator, before = threads() // workers, max(1, torch.get_num_threads() // workers), _thread.threads
 
-    def within_its_share(item: Item) -> None:
-        _thread.threads = of_threads
-        torch.set_num_threads(of_torchs)
+    def work_with_fewer_threads(item: Item) -> None:
+        _thread.threads = of_worker
+        torch.set_num_threads(of_operator)
         work(item)
 
     try:
-        with torch_threads(of_torchs):
-            _run_on_threads(within_its_share, items, workers)
+        with torch_threads(of_operator):
+            _run_in_threads(work_with_fewer_threads, items, workers)
     finally:
         _thread.threads = before
 
 
-def share(kernel: Callable[..., None], tasks: int, cost: int, *arguments: Any) -> None:
-    """`kernel(first, last, *arguments)`, a compiled function, on the tasks 0 to `tasks` − 1, by several threads where
-    that is faster. A task reads about `cost` numbers; no two tasks write to the same place."""
+def run_kernel(kernel: Callable[..., None], tasks: int, cost: int, *arguments: Any) -> None:
+    """Call a compiled function, `kernel(first, last, *arguments)`, for the tasks 0 to `tasks` − 1, in several threads
+    if that is faster. A task reads about `cost` numbers. No two tasks may write to the same place."""
     worth = tasks * cost // _WORTH_WAKING
     workers = 1 if worth <= 1 or _thread.shared else min(threads(), tasks, worth)
     if workers <= 1:
@@ -281,14 +281,14 @@ def share(kernel: Callable[..., None], tasks: int, cost: int, *arguments: Any) -
         return
     pieces = min(tasks, _TURNS * workers)
     ends = [tasks * number // pieces for number in range(pieces + 1)]
-    _run_on_threads(lambda piece: kernel(ends[piece], ends[piece + 1], *arguments), range(pieces), workers)
+    _run_in_threads(lambda piece: kernel(ends[piece], ends[piece + 1], *arguments), range(pieces), workers)
 
 
-def _run_on_threads(work: Callable[[Item], object], items: Sequence[Item], workers: int) -> None:
-    """`work` on every item by `workers` threads, one of which is the caller's; a free thread takes the next item."""
+def _run_in_threads(work: Callable[[Item], object], items: Sequence[Item], workers: int) -> None:
+    """Call `work` on every item in `workers` threads, one of them the caller's. A free thread takes the next item."""
     waiting = deque(items)
 
-    def take() -> None:
+    def work_on_items() -> None:
         _thread.shared = True
         try:
             while waiting:
@@ -301,9 +301,9 @@ def _run_on_threads(work: Callable[[Item], object], items: Sequence[Item], worke
             _thread.shared = False
             waiting.clear()  # after an error all threads stop
 
-    others = [_pool(os.getpid()).submit(take) for _ in range(workers - 1)]
+    others = [_pool(os.getpid()).submit(work_on_items) for _ in range(workers - 1)]
     try:
-        take()
+        work_on_items()
     finally:
         # Threads that have not begun yet are cancelled, so that the caller does not wait for a busy core.
         begun = [other for other in others if not other.cancel()]

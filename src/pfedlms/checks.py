@@ -1,7 +1,7 @@
 """Checks of arguments: whole numbers, weights, and arrays of NumPy or tensors of torch.
 
-Functions return the kind they were given: arrays for arrays, tensors for tensors on the same device, one vector for one
-vector. Every refusal is a ValueError with name, got, expected and the remedy.
+Public functions return the kind they were given: arrays for arrays, tensors for tensors on the same device, one vector
+for one vector. A check that fails raises a ValueError with name, got, expected and the remedy.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Values = TypeVar("Values", Tensor, Array)
 Weights = int | Sequence[int] | Array | Tensor
 
 
-def whole(name: str, value: object, minimum: int, maximum: int | None = None, remedy: str = "") -> int:
-    """`value` as an int, also one of NumPy's; from `minimum` to `maximum`."""
+def check_integer(name: str, value: object, minimum: int, maximum: int | None = None, remedy: str = "") -> int:
+    """`value` as an int. Refuses what is no whole number from `minimum` to `maximum`; NumPy's integers are accepted."""
     fits = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not fits or int(value) < minimum or (maximum is not None and int(value) > maximum):  # type: ignore[call-overload]
         limits = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
@@ -29,32 +29,32 @@ def whole(name: str, value: object, minimum: int, maximum: int | None = None, re
     return int(value)  # type: ignore[call-overload, no-any-return]
 
 
-def number(name: str, value: object, above: float, maximum: float, meaning: str) -> float:
-    """`value` as a float, also one of NumPy's; above `above` and at most `maximum`."""
+def check_number(name: str, value: object, above: float, maximum: float, meaning: str) -> float:
+    """`value` as a float. Refuses what is not above `above` and at most `maximum`; NumPy's numbers are accepted."""
     fits = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
     if not fits or not above < value <= maximum:  # type: ignore[operator]
         raise ValueError(f"{name}: got {value!r}, expected at most {maximum:g} and above {above:g}; {meaning}")
     return float(value)  # type: ignore[arg-type]
 
 
-def weights_of(samples: Weights, clients: int) -> list[int]:
+def check_weights(samples: Weights, clients: int) -> list[int]:
     """N_k of `clients` clients, whole numbers above zero: from a list, an array, a tensor, or one number."""
-    given = samples.tolist() if isinstance(samples, np.ndarray | np.generic | Tensor) else samples
-    own = list(given) if isinstance(given, Sequence) else [given]
-    if len(own) != clients:
+    plain = samples.tolist() if isinstance(samples, np.ndarray | np.generic | Tensor) else samples
+    weights = list(plain) if isinstance(plain, Sequence) else [plain]
+    if len(weights) != clients:
         raise ValueError(
-            f"weights: got {len(own)} for {clients} client{'s' * (clients != 1)}, expected one per client; pass every "
-            "client's number of samples, in the order of the rows"
+            f"weights: got {len(weights)} for {clients} client{'s' * (clients != 1)}, expected one per client; pass "
+            "every client's number of samples, in the order of the rows"
         )
-    for place, value in enumerate(own):
+    for place, value in enumerate(weights):
         if type(value) is not int or value < 1:
-            own[place] = whole(
+            weights[place] = check_integer(
                 f"weights[{place}]", value, 1, remedy="a weight is a number of samples; leave out clients without any"
             )
-    return own
+    return weights
 
 
-def tensor_of(name: str, values: Tensor | Array, device: torch.device | None = None) -> Tensor:
+def as_tensor(name: str, values: Tensor | Array, device: torch.device | None = None) -> Tensor:
     """An array as a tensor, on `device` if one is named; a tensor as it is, refused where it is on another device."""
     if isinstance(values, Tensor):
         if device is not None and values.device != device:
@@ -62,29 +62,30 @@ def tensor_of(name: str, values: Tensor | Array, device: torch.device | None = N
                 f"{name}: got a tensor on {values.device}, expected one on {device}; make a sketch for that device"
             )
         return values
-    if not isinstance(values, np.ndarray):
-        raise ValueError(
-            f"{name}: got {type(values).__name__}, expected a NumPy array or a tensor; pass np.asarray({name})"
-        )
+    _check_array(name, values)
     if values.dtype.kind not in "fiub":
         raise ValueError(f"{name}: got an array of {values.dtype}, expected numbers; pass {name}.astype(np.float32)")
-    own = np.ascontiguousarray(values)
-    made = torch.from_numpy(own) if own.flags.writeable else torch.tensor(own)
-    return made if device is None else made.to(device)
+    array = np.ascontiguousarray(values)
+    tensor = torch.from_numpy(array) if array.flags.writeable else torch.tensor(array)
+    return tensor if device is None else tensor.to(device)
 
 
-def array_of(name: str, values: Tensor | Array) -> Array:
+def as_array(name: str, values: Tensor | Array) -> Array:
     """A tensor as an array, on the host; an array as it is."""
     if isinstance(values, Tensor):
         return values.detach().cpu().numpy()
+    _check_array(name, values)
+    return values
+
+
+def _check_array(name: str, values: object) -> None:
     if not isinstance(values, np.ndarray):
         raise ValueError(
             f"{name}: got {type(values).__name__}, expected a NumPy array or a tensor; pass np.asarray({name})"
         )
-    return values
 
 
-def floats(name: str, values: Tensor) -> Tensor:
+def check_floats(name: str, values: Tensor) -> Tensor:
     """Refuse what is neither float32 nor float64: nothing else has kernels, or enough digits for a transform."""
     if values.dtype not in (torch.float32, torch.float64):
         raise ValueError(
@@ -94,7 +95,7 @@ def floats(name: str, values: Tensor) -> Tensor:
     return values
 
 
-def in_kind(given: Values, result: Tensor) -> Values:
+def like_input(given: Values, result: Tensor) -> Values:
     """`result` as an array if `given` is one, and its only row if `given` is one vector."""
-    own = result[0] if given.ndim == 1 and result.ndim == 2 else result
-    return own if isinstance(given, Tensor) else own.cpu().numpy()
+    values = result[0] if given.ndim == 1 and result.ndim == 2 else result
+    return values if isinstance(given, Tensor) else values.cpu().numpy()

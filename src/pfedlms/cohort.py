@@ -41,7 +41,7 @@ class Cohort:
     """The server's broadcasts of this round; no clients axis."""
 
     def each(self, change: Callable[..., Tensor], *others: Cohort) -> Cohort:
-        """`change` applied to every tensor that has a clients axis, together with those of `others`."""
+        """A cohort with `change` applied to every tensor that has a clients axis, together with those of `others`."""
         cohorts = (self, *others)
         values: dict[str, Any] = {
             name: change(*(getattr(one, name) for one in cohorts)) for name in ("params", "momentum")
@@ -52,15 +52,15 @@ class Cohort:
         return replace(self, **values)
 
     def rows(self, rows: slice) -> Cohort:
-        """Neighbouring clients, as views."""
+        """The clients of neighbouring rows, as views."""
         return replace(self.each(lambda value: value[rows]), ids=self.ids[rows], samples=self.samples[rows])
 
     def take(self, ids: Sequence[int]) -> Cohort:
         """Some of the clients, in the order of `ids`."""
         if tuple(ids) == self.ids:
             return self
-        place = {client: row for row, client in enumerate(self.ids)}
-        rows = [place[client] for client in ids]
+        row_of = {client: row for row, client in enumerate(self.ids)}
+        rows = [row_of[client] for client in ids]
         if rows and rows == list(range(rows[0], rows[-1] + 1)):
             return self.rows(slice(rows[0], rows[-1] + 1))
         index = torch.tensor(rows, dtype=torch.int64, device=self.params.device)
@@ -68,10 +68,10 @@ class Cohort:
         return replace(taken, ids=tuple(ids), samples=tuple(self.samples[row] for row in rows))
 
     def put(self, other: Cohort) -> Cohort:
-        """The same clients; those in `other` have the state they have there."""
-        place = {client: row for row, client in enumerate(self.ids)}
-        rows = torch.tensor([place[client] for client in other.ids], dtype=torch.int64, device=self.params.device)
-        return self.each(lambda own, new: own.index_copy(0, rows, new), other)
+        """The same clients, with the state of those in `other` replaced by what they have there."""
+        row_of = {client: row for row, client in enumerate(self.ids)}
+        rows = torch.tensor([row_of[client] for client in other.ids], dtype=torch.int64, device=self.params.device)
+        return self.each(lambda old, new: old.index_copy(0, rows, new), other)
 
     def to(self, device: torch.device) -> Cohort:
         return self if self.params.device == device else self.each(lambda value: value.to(device))
@@ -91,24 +91,24 @@ class Cohort:
         return replace(self, scratch={**self.scratch, **values})
 
     def with_heard(self, **values: Tensor) -> Cohort:
-        """With `values` on the clients' device, wherever they are given."""
+        """With these values of a broadcast, copied to the clients' device."""
         on_device = {name: to_device(value, self.params.device) for name, value in values.items()}
         return replace(self, heard={**self.heard, **on_device})
 
     def with_model(self, params: Tensor) -> Cohort:
         """Replace every client's model by `params` (`[dim]` or `[clients, dim]`) and set the momentum to zero."""
-        here = to_device(params, self.params.device).expand_as(self.params).clone()
-        return replace(self, params=here, momentum=torch.zeros_like(self.momentum))
+        models = to_device(params, self.params.device).expand_as(self.params).clone()
+        return replace(self, params=models, momentum=torch.zeros_like(self.momentum))
 
     @property
-    def kept(self) -> tuple[Tensor, ...]:
-        """All that clients keep from round to round, in the order of `each`."""
+    def persistent_tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that clients keep from round to round, in the order of `each`."""
         return (self.params, self.momentum, *self.buffers.values(), *self.state.values())
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all that clients keep from round to round."""
-        return sum(value.nbytes for value in self.kept)
+        """Bytes of the tensors that clients keep from round to round."""
+        return sum(value.nbytes for value in self.persistent_tensors)
 
 
 def joined(cohorts: Sequence[Cohort]) -> Cohort:

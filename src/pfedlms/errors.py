@@ -165,7 +165,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"expected one of: {', '.join(known)}"
 
 
-def shown(text: str, longest: int = 300) -> str:
+def printable(text: str, longest: int = 300) -> str:
     """A peer's text in one line of printable characters, cut to `longest` of them: line ends, control, direction and
     unassigned characters are written as escapes."""
     escaped = "".join(

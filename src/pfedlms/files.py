@@ -1,4 +1,4 @@
-"""Files written whole or not at all."""
+"""Atomic writing: a file is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from io import BufferedWriter, FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors of a disk without room."""
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Error numbers of a full disk."""
 
 
 class _RawFile(FileIO):
-    """Remembers why it could not be written: torch.save reports a full disk in words of its zip writer."""
+    """Remembers why a write failed: torch.save reports a full disk only as an error of its zip writer."""
 
-    refused: OSError | None = None
+    write_error: OSError | None = None
 
     def write(self, data: Any) -> int:
         try:
             return super().write(data)
         except OSError as error:
-            self.refused = error
+            self.write_error = error
             raise
 
 
@@ -42,7 +42,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
                 file.flush()
                 os.fsync(file.fileno())
         except RuntimeError as error:
-            raise raw.refused or error from error
+            raise raw.write_error or error from error
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -54,7 +54,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
         os.close(folder)
 
 
-def not_written(file: object, error: Exception) -> str:
-    """What to tell of a file that the user has named and that could not be written."""
-    room = "make room or " * (getattr(error, "errno", None) in FULL)
+def write_failure(file: object, error: Exception) -> str:
+    """The message for a file that the user has named and that could not be written."""
+    room = "make room or " * (getattr(error, "errno", None) in DISK_FULL)
     return f"{file}: cannot be written ({getattr(error, 'strerror', None) or error}); {room}name another file"

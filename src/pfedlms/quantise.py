@@ -17,21 +17,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from pfedlms.checks import Array, Values, array_of, in_kind, tensor_of
+from pfedlms.checks import Array, Values, as_array, as_tensor, like_input
 
 
 def statistics(sketched: Values, sizes: Sequence[int]) -> tuple[Values, Values]:
     """Mean and population variance of each layer's sketch: `[clients, Σ m]` → two `[clients, layers]`, taken in
     float64, returned as float32."""
-    parts = [part.double() for part in _parts(sketched, sizes)]
+    parts = [part.double() for part in _split_layers(sketched, sizes)]
     means = torch.stack([part.mean(dim=1) for part in parts], dim=1)
     variances = torch.stack([part.var(dim=1, correction=0) for part in parts], dim=1)
-    return in_kind(sketched, means.float()), in_kind(sketched, variances.float())
+    return like_input(sketched, means.float()), like_input(sketched, variances.float())
 
 
-def _parts(sketched: Tensor | Array, sizes: Sequence[int]) -> tuple[Tensor, ...]:
-    """Every layer's part of sketches `[clients, Σ m]`, or of one."""
-    rows = tensor_of("sketched", sketched)
+def _split_layers(sketched: Tensor | Array, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+    """Sketches `[clients, Σ m]`, or one sketch, split into the parts of the layers."""
+    rows = as_tensor("sketched", sketched)
     if rows.ndim not in (1, 2) or rows.shape[-1] != sum(sizes):
         raise ValueError(
             f"sketched: got shape {tuple(rows.shape)}, expected [clients, {sum(sizes)}] or [{sum(sizes)}]; pass the "
@@ -110,7 +110,7 @@ def lloyd_max_in_float64(levels: int) -> tuple[NDArray[np.float64], NDArray[np.f
 def thresholds_of(mean: Values, deviation: Values, quantiles: NDArray[np.float32]) -> Values:
     """τ_t = μ̄ + σ̄ Υ⁻¹(t / (T + 1)): `[layers]`, `[layers]`, `[T]` → `[layers, T]`, in float64 from float32 values,
     rounded to float32; infinite beyond its range."""
-    mu, sigma = (array_of(name, given).astype(np.float64) for name, given in (("mean", mean), ("deviation", deviation)))
+    mu, sigma = (as_array(name, given).astype(np.float64) for name, given in (("mean", mean), ("deviation", deviation)))
     if mu.ndim != 1 or mu.shape != sigma.shape:
         raise ValueError(
             f"mean, deviation: got shapes {mu.shape} and {sigma.shape}, expected [layers] of both; pool_statistics "
@@ -127,17 +127,17 @@ def symbols_of(sketched: Values, thresholds: Tensor | Array, sizes: Sequence[int
     >>> symbols_of(np.float32([-2, 0, 2]), np.float32([[-1, 0, 1]]), sizes=[3])
     array([0, 2, 3], dtype=uint8)
     """
-    parts = _parts(sketched, sizes)
-    tau = tensor_of("thresholds", thresholds, parts[0].device)
+    parts = _split_layers(sketched, sizes)
+    tau = as_tensor("thresholds", thresholds, parts[0].device)
     if tau.ndim != 2 or len(tau) != len(parts):
         raise ValueError(
             f"thresholds: got shape {tuple(tau.shape)}, expected [{len(parts)}, T], one row per layer; "
             "thresholds_of gives them"
         )
     bins = [
-        torch.bucketize(part.contiguous(), own, right=True) for part, own in zip(parts, tau.contiguous(), strict=True)
+        torch.bucketize(part.contiguous(), row, right=True) for part, row in zip(parts, tau.contiguous(), strict=True)
     ]
-    return in_kind(sketched, torch.cat(bins, dim=1).to(torch.uint8))
+    return like_input(sketched, torch.cat(bins, dim=1).to(torch.uint8))
 
 
 def narrowest_interval(quantiles: NDArray[np.float32]) -> float:

@@ -21,8 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-MOST = (1 << 63) - 1
-"""The largest seed and counter that all languages read alike."""
+LARGEST_SEED = (1 << 63) - 1
+"""The largest seed and counter that all programming languages read alike."""
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
 # Rounds of the row bijection. With four, the distribution of pairs of rows is 4 % away from uniform at N = 16; with
@@ -53,24 +53,24 @@ def stream(seed: int, purpose: str, *counters: int) -> int:
 
 def streams(seed: int, purpose: str, *counters: NDArray[np.int64]) -> NDArray[np.uint64]:
     """`stream` for many names at once: keys of (seed, purpose, counters[0][i], counters[1][i], …)."""
-    keys = np.full(len(counters[0]), _signed(stream(seed, purpose)))
+    keys = np.full(len(counters[0]), _as_signed(stream(seed, purpose)))
     for part in counters:
-        keys = _mixed((keys ^ part) + _signed(_GAMMA))
+        keys = _mix_array((keys ^ part) + _as_signed(_GAMMA))
     return keys.view(np.uint64)
 
 
-def _mixed(z: Any) -> Any:
+def _mix_array(z: Any) -> Any:
     """`mix` of every entry of an int64 array or tensor, bit for bit."""
-    z = (z ^ _shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9)
-    z = (z ^ _shifted(z, 27)) * _signed(0x94D049BB133111EB)
-    return z ^ _shifted(z, 31)
+    z = (z ^ _shift_right(z, 30)) * _as_signed(0xBF58476D1CE4E5B9)
+    z = (z ^ _shift_right(z, 27)) * _as_signed(0x94D049BB133111EB)
+    return z ^ _shift_right(z, 31)
 
 
-def _signed(word: int) -> int:
+def _as_signed(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
-def _shifted(z: Any, bits: int) -> Any:
+def _shift_right(z: Any, bits: int) -> Any:
     """A right shift that brings in zeros; that of int64 brings in the sign."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
@@ -82,18 +82,18 @@ def words(key: int, count: int) -> NDArray[np.uint64]:
 
 def words_at(keys: NDArray[np.uint64], index: NDArray[np.int64]) -> NDArray[np.uint64]:
     """Word `index` of the streams `keys`, element by element."""
-    found: NDArray[np.int64] = _word_at(keys.view(np.int64), index)
-    return found.view(np.uint64)
+    signed: NDArray[np.int64] = _word_at(keys.view(np.int64), index)
+    return signed.view(np.uint64)
 
 
 def device_words(keys: Tensor, index: Tensor) -> Tensor:
     """`words_at` on any device; keys and words as int64, bit for bit."""
-    found: Tensor = _word_at(keys, index)
-    return found
+    result: Tensor = _word_at(keys, index)
+    return result
 
 
 def _word_at(keys: Any, index: Any) -> Any:
-    return _mixed(keys + (index + 1) * _signed(_GAMMA))
+    return _mix_array(keys + (index + 1) * _as_signed(_GAMMA))
 
 
 SIGNS_OF_BYTE = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, np.float32(1), np.float32(-1))
@@ -147,11 +147,11 @@ def normals(key: int, count: int) -> NDArray[np.float64]:
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
 
 
-def smallest(key: int, count: int, chosen: int) -> NDArray[np.int64]:
-    """The first `chosen` places of `permutation(key, count)`, ascending, without sorting all of them: a stream has no
-    word twice."""
-    own = words(key, count)
-    return np.flatnonzero(own <= np.partition(own, chosen - 1)[chosen - 1])
+def first_of_permutation(key: int, count: int, chosen: int) -> NDArray[np.int64]:
+    """The first `chosen` entries of `permutation(key, count)`, ascending. They are found without sorting all words,
+    since a stream has no word twice."""
+    all_words = words(key, count)
+    return np.flatnonzero(all_words <= np.partition(all_words, chosen - 1)[chosen - 1])
 
 
 def permutation(key: int, count: int) -> NDArray[np.int64]:

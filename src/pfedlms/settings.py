@@ -43,7 +43,7 @@ def setting(
     """A dataclass field that carries its meaning and its limits (at least `minimum`, strictly above `above`, at most
     `maximum`, strictly below `below`, one of `choices`, in which :N stands for any number after a colon and :PATH for
     any path). `meant` returns a guess for a text that is none of them, or "". Only the server uses a `server_only`
-    setting: clients need not agree on it, so it is not part of the digest. An `optional` one is part of it only where
+    setting: clients need not agree on it, so it is not part of the digest. An `optional` setting is part of it only if
     it differs from its default: frames of runs without it have the bytes they had before the setting existed."""
     limits = {"minimum": minimum, "above": above, "maximum": maximum, "below": below}
     about = {"help": help, "choices": choices, "meant": meant, "limits": limits}
@@ -55,9 +55,9 @@ def one_of(*names: str) -> Callable[[], list[str]]:
     return lambda: list(names)
 
 
-def agreed(settings: Any) -> dict[str, Any]:
-    """The values both ends must agree on: all fields but those only the server computes with, and optional ones at
-    their defaults."""
+def shared_settings(settings: Any) -> dict[str, Any]:
+    """The values that server and clients must agree on: all fields but those that only the server uses, and those that
+    are optional and at their defaults."""
     values = {each.name: getattr(settings, each.name) for each in fields(settings)}
     return {
         each.name: values[each.name]
@@ -72,7 +72,7 @@ def type_name(declared: Field[Any]) -> str:
     return declared.type if isinstance(declared.type, str) else declared.type.__name__
 
 
-def problems(
+def find_problems(
     section: str, cls: type[Any], values: dict[str, Any], nearest: Callable[[str, Iterable[str]], str] = did_you_mean
 ) -> list[str]:
     """Everything wrong with `values` as fields of the dataclass `cls`, one line each: key, got, expected; an unknown
@@ -83,12 +83,13 @@ def problems(
         if key not in known:
             near = nearest(key, known) if known else "this section has no keys at all"
             found.append(f"{section}.{key}: unknown key; {near}")
-        elif wrong := _wrong(known[key], value):
-            found.append(f"{section}.{key}: got {value!r}, expected {wrong}")
+        elif expected := _expectation(known[key], value):
+            found.append(f"{section}.{key}: got {value!r}, expected {expected}")
     return found
 
 
-def _wrong(declared: Field[Any], value: Any) -> str | None:
+def _expectation(declared: Field[Any], value: Any) -> str | None:
+    """What is expected of a field that has not got it; None if `value` is fine."""
     kind, expected = _TYPES[type_name(declared)]
     limits, choices = declared.metadata["limits"], declared.metadata["choices"]
     bounds = [(limits[name], fits, text) for name, (fits, text) in _LIMITS.items() if limits[name] is not None]
@@ -109,7 +110,7 @@ def _wrong(declared: Field[Any], value: Any) -> str | None:
     return None
 
 
-def as_plain(value: Any) -> Any:
+def to_python_number(value: Any) -> Any:
     """A single number of NumPy or torch as Python's own; anything else as it is."""
     single = hasattr(value, "item") and getattr(value, "ndim", None) == 0
     return value.item() if single else value

@@ -15,6 +15,7 @@ from torch import nn
 from factories import digits, federation, played, same, seeded
 from pfedlms.cohort import Cohort
 from pfedlms.engine import Federation, participation
+from pfedlms.errors import RunDirectoryError
 
 ROUNDS = 8
 
@@ -26,7 +27,7 @@ def network() -> nn.Module:
 def federate(method: str, folder: Path | None = None) -> Federation:
     made = federation(method, digits(20), seeded(network), participation=0.3, momentum=0.5, local_steps=2)
     if folder is not None:
-        made.keep_in(folder)
+        made.use_folder(folder)
     return made
 
 
@@ -38,7 +39,7 @@ def everybody(made: Federation) -> dict[int, Any]:
 def test_a_file_holds_the_bits_that_memory_holds(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a folder, in a file without a name, and after a process that ended long after its last checkpoint."""
     expected = played(federate(method), ROUNDS)
-    monkeypatch.setattr(participation, "LARGEST", 0)
+    monkeypatch.setattr(participation, "MAX_MEMORY_BYTES", 0)
     nameless = played(federate(method), ROUNDS)
     assert same(everybody(nameless), everybody(expected))
 
@@ -66,7 +67,7 @@ def test_a_method_may_return_its_state_in_another_order(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_does_not_grow_with_the_clients_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(participation, "LARGEST", 0)
+    monkeypatch.setattr(participation, "MAX_MEMORY_BYTES", 0)
     run, sizes = played(federate("pfedlms", tmp_path), 1), []
     for _ in range(2):
         torch.save(played(run, 3).state(), tmp_path / "checkpoint.pt")
@@ -75,18 +76,10 @@ def test_a_checkpoint_does_not_grow_with_the_clients_drawn(tmp_path: Path, monke
     assert sizes[1] <= sizes[0] + 1024
 
 
-def test_checkpoints_of_earlier_versions_keep_each_client_separately() -> None:
-    run = played(federate("pfedlms"), 3)
-    state = run.state()
-    away = state["away"]
-
-    def row(value: Any, place: int) -> Any:
-        return {k: row(v, place) for k, v in value.items()} if isinstance(value, dict) else value[place : place + 1]
-
-    each = {
-        client: {name: row(away[name], place) for name in participation.KEPT}
-        for place, client in enumerate(away["ids"].tolist())
-    }
-    other = federate("pfedlms")
-    other.load({**state, "away": each})
-    assert same(everybody(other), everybody(run))
+def test_checkpoints_of_earlier_versions_are_refused() -> None:
+    """They had each absent client separately, answers alone, and a dict of the answers that clients know."""
+    state = played(federate("sketchvote"), 3).state()
+    older: dict[str, Any] = {"away": {0: state["away"]}, "answers": {}, "heard": {0: 1}}
+    for name, value in older.items():
+        with pytest.raises(RunDirectoryError, match="written by an earlier version of pfedlms"):
+            federate("sketchvote").load({**state, name: value})

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from factories import cohort_of, digits, federation, normal, overheard, played
-from pfedlms.engine.catch_up import Answers, CatchUp, _parts, fingerprints_of
+from pfedlms.engine.catch_up import AnswerLog, CatchUp, _entry_values, fingerprints_of
 from pfedlms.engine.federation import Federation
-from pfedlms.engine.transport import Code, Inbox, Missed, Record, Request, from_server
+from pfedlms.engine.transport import CatchUpOrders, Code, Inbox, Record, Request, server_frame
 from pfedlms.methods import METHODS
 from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake
 
@@ -84,19 +84,19 @@ def test_all_forms_lead_to_the_bits_of_the_server(method: str, settings: dict[st
     """From w⁰, by each of (a), (b), (c) and (d), replayed from frames that are read again."""
     with overheard() as messages:
         chosen = played(federation(method, digits(8), **settings), 5)
-    by, server = chosen._terms.catch_up, chosen._server.server
+    by, server = chosen._terms.catch_up, chosen._state.server
     answers = [sent for sent in messages if sent.sender == SERVER]
-    start = chosen.method.client_start(chosen._fresh((3,)))
+    start = chosen.method.client_start(chosen._new_clients((3,)))
     replayed = start
     for sent in answers:
         order = Record(Code.ANSWER, sent.round, data=sent.data)
-        replayed = chosen._client.take_in(replayed, order, chosen._client.read(order))
+        replayed = chosen._client.receive(replayed, order, chosen._client.read(order))
     for message in by.messages.values():
         made = one_form(by, chosen, message)
         received = Intake(message, chosen._terms.digest, 4, (SERVER,)).accept(made)
         # Differences from w⁰ and w also help a client with any other model.
         before = start if message is by.changes else start.with_state(model=normal(1, start.params.shape[1], seed=7))
-        after = by.taken_in(before, message, received)
+        after = by.receive(before, message, received)
         for name in ("model", *by._tracked):
             assert after.state[name].numpy().tobytes() == server[name].cpu().numpy().tobytes()
             assert replayed.state[name].numpy().tobytes() == server[name].cpu().numpy().tobytes()
@@ -104,25 +104,25 @@ def test_all_forms_lead_to_the_bits_of_the_server(method: str, settings: dict[st
 
 def one_form(by: CatchUp, chosen: Federation, message: Any) -> bytes:
     """The frame of one kind, though another may be fewer bytes."""
-    server = {name: value.cpu().numpy() for name, value in chosen._server.server.items()}
+    server = {name: value.cpu().numpy() for name, value in chosen._state.server.items()}
     w, tracked = server["model"], {name: server[name] for name in by._tracked}
     if message is by.model:
-        return from_server(message, {"model": w, **tracked}, 4, chosen._terms.digest)
+        return server_frame(message, {"model": w, **tracked}, 4, chosen._terms.digest)
     places = w.view(np.int32) != chosen.method.task.initial.numpy().view(np.int32)
-    return from_server(message, {**_parts(w, places, 0), **tracked}, 4, chosen._terms.digest)
+    return server_frame(message, {**_entry_values(w, places, 0), **tracked}, 4, chosen._terms.digest)
 
 
 @pytest.mark.parametrize("method", ["stc", "sketchmean"])
 def test_a_client_with_another_model_is_not_set_right_by_answers(method: str) -> None:
     """A simulation takes w from the server where a client's own was right; else it computes what the client would."""
     chosen = played(federation(method, digits(5)), 4)
-    state = chosen._server
-    off = chosen.method.client_start(chosen._fresh((0, 1)))
+    state = chosen._state
+    off = chosen.method.client_start(chosen._new_clients((0, 1)))
     wrong = off.state["model"].clone()
     wrong[1, 0] += 1.0
     answers = tuple(Record(Code.ANSWER, number, data=data) for number, data in state.log.frames.items())
     first = fingerprints_of(chosen.method.task.initial[None])[0]
-    request = Request((0, 1), (Record(Code.SEND, 4),), catch_up=(Missed((0, 1), answers, first, state.server),))
+    request = Request((0, 1), (Record(Code.SEND, 4),), catch_up=(CatchUpOrders((0, 1), answers, first, state.server),))
     for models in (off.state["model"], wrong):
         (after,) = chosen._transport.catch_up(request, [off.with_state(model=models)], Inbox())
         assert torch.equal(after.state["model"][0], state.server["model"])
@@ -142,7 +142,7 @@ def test_fingerprints_tell_models_apart() -> None:
 
 def test_answers_are_kept_as_long_as_they_are_fewer_bytes_than_the_model() -> None:
     w = torch.zeros(3)
-    answers = Answers(w, model_bytes=100)
+    answers = AnswerLog(w, model_bytes=100)
     for round in range(10):
         answers.add(round, bytes(30), w, w)
     assert sorted(answers.frames) == [7, 8, 9]

@@ -13,7 +13,7 @@ import pfedlms
 from factories import layout_of
 from pfedlms.cohort import Cohort
 from pfedlms.data.batches import DeviceBatches, HostBatches
-from pfedlms.engine import training
+from pfedlms.engine import client as engine_client
 from pfedlms.engine.graphs import Replayed
 from pfedlms.methods import METHODS, Method, Objective, Task
 from pfedlms.sketch import Sketch
@@ -123,7 +123,7 @@ def test_recorded_steps_equal_steps_that_are_not(
     """The same kernels on the same numbers: a recording that reads values of an earlier round would differ at once."""
     settings = {"rounds": 5, "clients": 8, "device": "cuda", "momentum": 0.5, "method": method, "local_steps": 7}
     recorded = pfedlms.run("digits", participation=participation, **settings).federation.state()["params"]
-    monkeypatch.setattr(training, "Replayed", lambda largest: None)
+    monkeypatch.setattr(engine_client, "Replayed", lambda largest: None)
     plain = pfedlms.run("digits", participation=participation, **settings).federation.state()["params"]
     assert torch.equal(plain, recorded)
 
@@ -137,7 +137,7 @@ def test_cohorts_that_are_filled_up_keep_each_clients_own_tensors(
     settings = {"rounds": 12, "clients": 16, "device": "cuda", "method": method, "lost": 0.3, "quorum": 0.1}
     recorded = pfedlms.run("digits", **settings)
     assert len({len(record.get("clients", range(16))) for record in recorded.metrics}) >= 3
-    monkeypatch.setattr(training, "Replayed", lambda largest: None)
+    monkeypatch.setattr(engine_client, "Replayed", lambda largest: None)
     plain = pfedlms.run("digits", **settings)
     torch.testing.assert_close(
         plain.federation.state()["params"], recorded.federation.state()["params"], rtol=0, atol=1e-3
@@ -164,7 +164,7 @@ def test_cohorts_of_many_sizes_are_recorded_few_times(monkeypatch: pytest.Monkey
         made.append(Replayed(largest))
         return made[-1]
 
-    monkeypatch.setattr(training, "Replayed", noted)
+    monkeypatch.setattr(engine_client, "Replayed", noted)
     settings = {"rounds": 25, "clients": 16, "device": "cuda", "method": "pfedlms", "lost": 0.3, "quorum": 0.1}
     result = pfedlms.run("digits", **settings)
     sizes = {len(record.get("clients", range(16))) for record in result.metrics}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import pfedlms
 from factories import federation, played
-from pfedlms.engine import training
+from pfedlms.engine import client as engine_client
 from pfedlms.engine.criterion import filled_up, splitter
 from pfedlms.engine.graphs import Replayed, flat, rebuilt
 from pfedlms.methods.contract import Objective, PerClient
@@ -140,8 +140,8 @@ def test_on_a_gpu_steps_and_gradients_are_replayed(
     def noted(largest: int) -> Any:
         return lambda steps, *given: (asked.append(steps.__name__), steps(*given))[1]
 
-    monkeypatch.setattr(training, "backend_of", lambda tensor: "gpu")
-    monkeypatch.setattr(training, "Replayed", noted)
+    monkeypatch.setattr(engine_client, "backend_of", lambda tensor: "gpu")
+    monkeypatch.setattr(engine_client, "Replayed", noted)
     pfedlms.run("digits", method=method, clients=4, rounds=3, local_steps=2, device="cpu")
     assert asked.count("_gradients") == gradients
     assert asked.count("_steps") == 1 + 3  # before the first round, and in each

@@ -99,7 +99,7 @@ def test_everyone_hears_and_trains_on_copies(method: str) -> None:
     drawn = {client for phase in range(5) for client in federation.participation.of(phase)}
     # Each is present or absent, and nothing is kept of those that were never drawn.
     assert sorted([*before["away"]["ids"].tolist(), *before["trained"]]) == sorted(drawn)
-    everyone, part = federation.everyone(), federation.evaluate()
+    everyone, part = federation.evaluate_everyone(), federation.evaluate()
     assert everyone.ids == tuple(range(CLIENTS))
     for client, correct in zip(part.ids, part.correct, strict=True):
         assert everyone.correct[client] == correct
@@ -127,7 +127,7 @@ def test_everyone_is_brought_up_some_at_a_time(monkeypatch: pytest.MonkeyPatch) 
     brought_up, evaluate = federation._on_copies, federation._worker.evaluate
     monkeypatch.setattr(federation, "_on_copies", lambda *given: happened.append("brought up") or brought_up(*given))
     monkeypatch.setattr(federation._worker, "evaluate", lambda *given: happened.append("evaluated") or evaluate(*given))
-    federation.everyone()
+    federation.evaluate_everyone()
     assert happened == 2 * ["evaluated"] + 3 * ["brought up", "evaluated"]  # 3 present, 5 away, two at a time
 
 
@@ -149,6 +149,6 @@ def test_a_resumed_federation_goes_on_byte_for_byte(method: str) -> None:
     first = played(federate(method, **options), 5)
     second = federate(method, **options)
     second.load(first.state())
-    assert second.everyone() == first.everyone()
+    assert second.evaluate_everyone() == first.evaluate_everyone()
     assert same(played(second, 4).state(), straight.state())
-    assert second.everyone() == straight.everyone()
+    assert second.evaluate_everyone() == straight.evaluate_everyone()

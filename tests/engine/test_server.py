@@ -12,10 +12,10 @@ import factories
 from factories import CLIENTS, federation
 from pfedlms.engine import Federation
 from pfedlms.engine.server import OUT_OF_SYNC, ServerState
-from pfedlms.engine.terms import agreement
+from pfedlms.engine.terms import method_digest
 from pfedlms.engine.transport import Code, Flag, Request
 from pfedlms.methods import METHODS
-from pfedlms.settings import agreed
+from pfedlms.settings import shared_settings
 
 EVERYBODY = tuple(range(CLIENTS))
 
@@ -30,11 +30,11 @@ def asked(request: Request) -> list[tuple[Code, int, int]]:
 
 def states_of_a_round(chosen: Federation) -> list[ServerState]:
     """The server's states before each trip of a round."""
-    found, state = [], chosen._server
+    found, state = [], chosen._state
     chosen._transport.begin_round()
     while state.round == chosen.rounds_played:
         found.append(state)
-        state = chosen._trip(state)
+        state = chosen._make_trip(state)
     return found
 
 
@@ -52,7 +52,7 @@ BY_HAND = {
 @pytest.mark.parametrize("method", BY_HAND)
 def test_the_orders_of_round_three(method: str) -> None:
     chosen = played(method)
-    outboxes = [chosen._rules.outbox(state) for state in states_of_a_round(chosen)]
+    outboxes = [chosen._server.outbox(state) for state in states_of_a_round(chosen)]
     assert [[asked(request) for request in outbox] for outbox in outboxes] == [[orders] for orders in BY_HAND[method]]
     assert all(request.clients == EVERYBODY for outbox in outboxes for request in outbox)
 
@@ -62,7 +62,7 @@ def test_the_first_messages_of_the_next_round_can_be_asked_for_ahead(method: str
     """With the trip that ends a round; their bytes belong to the next one."""
     chosen = played(method)
     *_, last = states_of_a_round(chosen)
-    ends, ahead = chosen._rules.outbox(replace(last, ask_ahead=True, measure=Flag.PERSONAL))
+    ends, ahead = chosen._server.outbox(replace(last, ask_ahead=True, measure=Flag.PERSONAL))
     assert (asked(ahead), ahead.next_round, ends.next_round) == ([(Code.SEND, 3, 0)], True, False)
     assert ends.orders[-1].flags == Flag.PERSONAL
 
@@ -73,9 +73,9 @@ def test_the_outbox_is_a_function_of_the_state_and_survives_a_checkpoint(method:
     """All trips of a round: asked twice, and asked of a state that was saved and loaded, byte for byte."""
     chosen = played(method, 3, participation=participation)
     for state in states_of_a_round(chosen):
-        outbox = chosen._rules.outbox(state)
-        assert chosen._rules.outbox(state) == outbox
-        assert chosen._rules.outbox(chosen._rules.restore(state.checkpoint())) == outbox
+        outbox = chosen._server.outbox(state)
+        assert chosen._server.outbox(state) == outbox
+        assert chosen._server.outbox(chosen._server.restore(state.checkpoint())) == outbox
 
 
 @pytest.mark.parametrize(("known", "by_model"), [(0, False), (OUT_OF_SYNC, True)])
@@ -84,7 +84,7 @@ def test_a_client_that_lacks_answers_is_sent_them_or_the_model(known: int, by_mo
     chosen = played("sketchvote")
     _, end = states_of_a_round(chosen)
     behind = replace(end, answers_known={**end.answers_known, 3: known})
-    (request,) = chosen._rules.outbox(behind)
+    (request,) = chosen._server.outbox(behind)
     (missed,) = request.catch_up
     orders = missed.orders
     assert missed.clients == (3,)
@@ -99,17 +99,17 @@ def test_a_client_that_lacks_answers_is_sent_them_or_the_model(known: int, by_mo
 
 def test_what_clients_say_they_know_is_believed_only_if_it_can_be() -> None:
     chosen = played("sketchvote")
-    state = replace(chosen._server, answers_known={0: 2, 1: OUT_OF_SYNC, 2: OUT_OF_SYNC, 3: 2})
-    inbox = chosen._rules.inbox(state, ())
+    state = replace(chosen._state, answers_known={0: 2, 1: OUT_OF_SYNC, 2: OUT_OF_SYNC, 3: 2})
+    inbox = chosen._server.inbox(state, ())
     inbox.answers_known = {0: 4, 1: 2, 2: 2, 3: 0}  # impossible; failed; adopted the model; lost its state
     inbox.failed = {1: "no reply"}
-    assert chosen._rules.step(state, inbox).answers_known == {0: 2, 1: OUT_OF_SYNC, 2: 2, 3: 0}
+    assert chosen._server.step(state, inbox).answers_known == {0: 2, 1: OUT_OF_SYNC, 2: 2, 3: 0}
 
 
 @pytest.mark.parametrize(("method", "key", "value"), [("pfedlms", "absolute", True), ("obcsaa", "decoder", "biht")])
 def test_optional_settings_are_agreed_on_only_where_they_are_used(method: str, key: str, value: Any) -> None:
     """The digest without them is that of the vectors, which are older."""
     plain, own = (federation(method, **chosen).method for chosen in ({}, {key: value}))
-    assert key not in agreed(plain.settings)
-    assert agreed(own.settings)[key] == value
-    assert agreement(plain) != agreement(own)
+    assert key not in shared_settings(plain.settings)
+    assert shared_settings(own.settings)[key] == value
+    assert method_digest(plain) != method_digest(own)

@@ -9,7 +9,7 @@ import pytest
 
 import pfedlms
 from factories import task_of
-from pfedlms.engine.reports import falls_apart
+from pfedlms.engine.reports import shared_model_problem
 from pfedlms.methods.sketchvote import SketchVote, SketchVoteSettings
 
 RISING = [10.0 * n for n in range(1, 9)]
@@ -29,7 +29,7 @@ RISING = [10.0 * n for n in range(1, 9)]
     ],
 )
 def test_the_rule(shared: list[float], personal: float, wrong: str | None) -> None:
-    found = falls_apart(shared, [personal] * len(shared))
+    found = shared_model_problem(shared, [personal] * len(shared))
     assert found is None if wrong is None else wrong in str(found)
 
 

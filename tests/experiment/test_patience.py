@@ -21,7 +21,7 @@ from factories import federation, same
 from pfedlms.cli import main
 from pfedlms.data import Partitioning, from_pool, load_dataset
 from pfedlms.engine import Evaluation, Federation, RoundReport
-from pfedlms.engine.training import LocalWorker
+from pfedlms.engine.client import LocalWorker
 from pfedlms.errors import RunDirectoryError
 from pfedlms.experiment import store
 from pfedlms.experiment.store import RunDirectory

@@ -29,14 +29,14 @@ out = sys.argv[1]
 done = [pfedlms.run(method="pfedlms", out=f"{out}/all", validation=0.2, **common)]
 done.append(pfedlms.run(method="fedavg", out=f"{out}/fedavg", momentum=0.5, max_weight=0.6, **some, **common))
 done.append(pfedlms.run(method="sketchvote", out=f"{out}/tracked", **some, **common))
-participation.LARGEST = 0
+participation.MAX_MEMORY_BYTES = 0
 done.append(pfedlms.run(method="pfedlms", out=f"{out}/in_file", checkpoint_every=1, **some, **common))
 assert [each.summary["rounds"] for each in done] == [4, 4, 4, 4]
 print(len(done[2].models), "models")
 """
 DIES = """
 import os, signal
-from pfedlms.engine.training import LocalWorker
+from pfedlms.engine.client import LocalWorker
 if os.environ.get("RANK") == "1" and "DIES" in os.environ:
     update = LocalWorker.local_update
     def local_update(self, method, cohort, phase):

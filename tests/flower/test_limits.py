@@ -70,9 +70,9 @@ def test_a_node_that_breaks_a_limit_is_left_out_and_named(lie: false_replies.Lie
 
 
 def test_shown_text() -> None:
-    assert shown("a b é 漢") == "a b é 漢"
-    assert shown("a\nb\tc\x00\x7f\x85\u2028\u200f\ud800") == r"a\nb\tc\x00\x7f\x85\u2028\u200f\ud800"
-    assert shown("x" * 301) == "x" * 300 + "…"
+    assert printable("a b é 漢") == "a b é 漢"
+    assert printable("a\nb\tc\x00\x7f\x85\u2028\u200f\ud800") == r"a\nb\tc\x00\x7f\x85\u2028\u200f\ud800"
+    assert printable("x" * 301) == "x" * 300 + "…"
 
 
 def test_an_audit_log_that_was_changed_is_found(tmp_path: Path) -> None:

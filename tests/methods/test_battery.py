@@ -249,7 +249,7 @@ def test_what_is_heard_on_the_host_gets_to_the_clients_device(case: Case) -> Non
         for exchange in chosen.method.exchanges:
             answer = {name: torch.from_numpy(value) for name, value in exchange.down.example().items()}
             cohort = exchange.client_receive(cohort, answer, 1)
-        assert {value.device for value in (*cohort.kept, *cohort.heard.values())} == {elsewhere}
+        assert {value.device for value in (*cohort.persistent_tensors, *cohort.heard.values())} == {elsewhere}
 
 
 @pytest.mark.parametrize(

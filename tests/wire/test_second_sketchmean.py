@@ -46,7 +46,7 @@ def test_every_frame_of_fifty_rounds_is_recomputed(chosen: dict[str, Any], devic
     federation = federate("sketchmean", chosen, Schedule(), device)
     federation.start()
     run, samples = run_of(federation), federation.data.samples
-    assert run.digest == federation._digest
+    assert run.digest == federation._terms.digest
     server, clients = MeanServer(run), [MeanClient(run, k, samples[k]) for k in range(CLIENTS)]
     kinds: list[int] = []
     for number in range(ROUNDS):
@@ -58,7 +58,7 @@ def test_every_frame_of_fifty_rounds_is_recomputed(chosen: dict[str, Any], devic
         assert up == [made[plain.UP, k] for k in trained]
         answer = server.reply(trained, reversed(up))
         assert answer == made[plain.DOWN, SERVER]
-        assert bits32(server.z) == bits32(federation._server.server["unsent"].tolist())
+        assert bits32(server.z) == bits32(federation._state.server["unsent"].tolist())
         sent = {k: server.catch_up(k, clients[k].heard, scales) for k in report.participants}
         assert report.traffic.catch_up == sum(len(data) for frames in sent.values() for data in frames)
         for k, frames in sent.items():

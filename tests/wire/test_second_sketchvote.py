@@ -335,8 +335,8 @@ def test_w_has_the_same_bits_on_a_gpu(fifty: Any) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_clients_on_a_gpu_stay_in_step_with_a_server_on_the_host() -> None:
     federation = federate("sketchvote", {"ratio": 0.3, "check_every": 1}, device="cuda")
-    host = {"model": federation._server.server["model"].cpu()}
-    federation._server = replace(federation._server, server=host, current=host)
+    host = {"model": federation._state.server["model"].cpu()}
+    federation._state = replace(federation._state, server=host, current=host)
     federation.start()
     for _ in range(50):
         assert federation.play_round().rejected == 0

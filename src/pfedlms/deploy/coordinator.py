@@ -17,14 +17,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pfedlms.backend import own_threads
+from pfedlms.backend import one_thread_per_operator
 from pfedlms.deploy.envelope import Kind
 from pfedlms.deploy.nodes import Nodes, Transport
 from pfedlms.deploy.run_setup import RunSetup
 from pfedlms.engine.reports import Counts, Evaluation, RoundReport, Stopwatch, evaluation
 from pfedlms.engine.server import START, Server, ServerState
 from pfedlms.engine.transport import Event, Flag, Inbox, Split
-from pfedlms.errors import QuorumError, UsageError, shown
+from pfedlms.errors import QuorumError, UsageError, printable
 from pfedlms.experiment.callbacks import Callback, RunInfo
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.loop import ActiveRun, Stopped, run_rounds
@@ -131,7 +131,7 @@ class Coordinator:
         missed answers and takes its local steps on a copy of its state."""
         state = self._state
         absent = [client for client in range(self.data.clients) if client not in state.participants]
-        inbox = Inbox((self._server.look(state, absent),), state.round, state.trip)
+        inbox = Inbox((self._server.request_for_copies(state, absent),), state.round, state.trip)
         if absent:
             self._nodes.carry(inbox.requests, inbox, Kind.LOOK)
         for split in (Split.TEST, Split.VALIDATION):

@@ -42,7 +42,7 @@ from pfedlms.errors import (
     OversizedError,
     TruncatedError,
     VersionError,
-    shown,
+    printable,
 )
 from pfedlms.wire.checksum import crc32
 

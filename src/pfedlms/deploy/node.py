@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from pfedlms.backend import own_threads
+from pfedlms.backend import one_thread_per_operator
 from pfedlms.cohort import Cohort
 from pfedlms.deploy.envelope import Envelope, Kind, Reason, decode, measurement_record, refusal, training_record
 from pfedlms.deploy.run_setup import RunSetup
@@ -222,7 +222,7 @@ class Node:
                 f"got an answer of exchange {order.index} of round {number + 1}, to which nothing was sent",
             )
         basis = state.ongoing if same_round and (due or look) else None
-        after = self._client.take_in(basis or state.cohort, order, self._client.read(order))
+        after = self._client.receive(basis or state.cohort, order, self._client.read(order))
         state = replace(state, ongoing=after, round=number, step=2 * order.index + 2)
         return replace(state, cohort=after.without_round_values(), answers_known=number + 1) if tracks else state
 
@@ -233,7 +233,7 @@ class Node:
         if order.number < state.answers_known and not order.flags & Flag.FORCED:
             return state
         received, known = self._client.read(order), state.answers_known
-        if self._client.message_of(order) is self._client.by.changes and received.values["since"][0] > known:
+        if self._client.message_of(order) is self._client.catch_up.changes and received.values["since"][0] > known:
             since = received.values["since"][0]
             raise RefusalError(Reason.ORDER, f"changes since round {since} take {since} answers, got {known} so far")
         after = self._client.take_in(state.cohort, order, received)
@@ -262,7 +262,7 @@ class Node:
             basis = state.ongoing
         after, values = self._client.send(basis, order)
         data = frame(
-            self._method.exchanges[order.index].up, {name: array[0] for name, array in on_host(values).items()},
+            self._method.exchanges[order.index].up, {name: array[0] for name, array in to_arrays(values).items()},
             round=number, sender=self.client, samples=self.samples, digest=self._terms.digest,
         )  # fmt: skip
         state = replace(state, ongoing=after, round=number, step=2 * order.index + 1)

@@ -1,4 +1,4 @@
-"""The server's half of one exchange: clients' messages in, one answer's values out."""
+"""The server's half of one exchange: it adds up clients' messages and computes one answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pfedlms.methods.contract import Exchange, FieldMeans
 from pfedlms.wire.codec import Buffer
 from pfedlms.wire.frames import Intake, Received, ReceivedRows
 
-FEWEST = 3  # senders that a median takes to tell which of them is far off
+MIN_SENDERS = 3  # for a median that shows which of them is far off
 BUFFER_BYTES = 1 << 26  # of decoded messages that wait to be added up
 
 Messages = tuple[list[int], list[int], Tensors]
@@ -29,14 +29,15 @@ Messages = tuple[list[int], list[int], Tensors]
 
 
 class Aggregation:
-    """Checks messages and adds them up in the order of ids; one answer's values out.
+    """Checks messages, adds them up in the order of ids, and computes the values of one answer.
 
     Args:
-        senders: whose messages are expected.
-        max_weight: the largest share of all weight that one client may have; below 1, messages are kept until all have
-        come, since a client's largest weight depends on the others.
-        max_scale: how many times the median of all senders a number may be; 0: no limit. Messages are kept likewise.
-        claims: N_k of clients that have named it before. A message with another N_k is refused.
+        senders: the clients whose messages are expected.
+        max_weight: the largest share of all weight that one client may have. Below 1, messages wait until all have
+            arrived, since a client's largest weight depends on the others.
+        max_scale: the largest multiple of the median of all senders that a number may be; 0 is no limit. With a limit,
+            messages wait as well.
+        claims: N_k of clients that stated it before. A message with another N_k is refused.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Aggregation:
         """How many messages wait at most to be added up."""
         self._arrived: list[Received] = []
         self._rows: ReceivedRows | None = None
-        self._kept: list[Messages] = []
+        self._waiting: list[Messages] = []
         self.valid = 0
         """Messages that were accepted. Those of clients that are out of sync are: were they missing from the quorum,
         nobody would send them the model."""
@@ -72,21 +73,21 @@ class Aggregation:
         """Whose messages were left out because a number in them is far larger than the others'."""
 
     def take(self, data: Buffer) -> Received:
-        """Check one message and keep it to be added up; raises the WireError that says what is wrong with it."""
+        """Check one message and store it until it is added up. Raises the WireError that says what is wrong with it."""
         if self._rows is not None or len(self._arrived) == self.capacity:
             self.add_up()
-        # What is refused leaves its row to the next.
-        got = self._intake.accept(data, {name: array[len(self._arrived)] for name, array in self._buffer.items()})
-        claimed = self.claims.setdefault(got.sender, got.samples)
-        if claimed != got.samples:
-            raise DecodeError(f"samples: got {got.samples}, expected {claimed}, as before")
-        self._arrived.append(got)
+        # A message that is refused leaves its row of the buffer to the next one.
+        received = self._intake.accept(data, {name: array[len(self._arrived)] for name, array in self._buffer.items()})
+        claimed = self.claims.setdefault(received.sender, received.samples)
+        if claimed != received.samples:
+            raise DecodeError(f"samples: got {received.samples}, expected {claimed}, as before")
+        self._arrived.append(received)
         self.valid += 1
-        return got
+        return received
 
     @cached_property
     def adds_on_gpu(self) -> bool:
-        """Whether it takes frames in a GPU's memory: of a message of floats of which it only adds up means."""
+        """Whether `take_rows` accepts frames in a GPU's memory: of floats alone, of which only means are taken."""
         kind = self.exchange.__class__
         means = issubclass(kind, FieldMeans) and kind.server_add is FieldMeans.server_add
         limited = self._max_weight < 1 or self._max_scale
@@ -96,8 +97,12 @@ class Aggregation:
         """Take messages of one size, `[messages, bytes]`, with ascending ids, all or none: False where one is not as it
         should be, or others wait to be added up. `frames` must stay as they are until they are. Where it
         `adds_on_gpu`, also `[messages, words]` in a GPU's memory."""
-        named = zip(senders, samples, strict=True)
-        if self._arrived or self._rows or any(self.claims.get(client, claimed) != claimed for client, claimed in named):
+        stated = zip(senders, samples, strict=True)
+        if (
+            self._arrived
+            or self._rows
+            or any(self.claims.get(client, claimed) != claimed for client, claimed in stated)
+        ):
             return False
         accept: Any = self._intake.accept_on_gpu if isinstance(frames, Tensor) else self._intake.accept_rows
         self._rows = accept(frames)
@@ -108,7 +113,7 @@ class Aggregation:
         return True
 
     def add_up(self) -> None:
-        """Add what has come since the last call, in the order of ids."""
+        """Add the messages that have arrived since the last call, in the order of ids."""
         if self._rows is not None:
             self._add(self._rows)
             self._rows = None
@@ -130,46 +135,49 @@ class Aggregation:
         in_step = self.exchange.in_step(self._server, values) if self._round > 0 else [True] * len(ids)
         if not all(in_step):
             self.out_of_sync += [client for client, same in zip(ids, in_step, strict=True) if not same]
-            ids, samples, values = _chosen(ids, samples, values, in_step)
+            ids, samples, values = _select(ids, samples, values, in_step)
         if not ids:
             return
         if self._max_weight < 1 or self._max_scale:
-            self._kept.append((ids, samples, {name: value.clone() for name, value in values.items()}))
+            self._waiting.append((ids, samples, {name: value.clone() for name, value in values.items()}))
         else:
             self._total = self.exchange.server_add(self._total, ids, samples, values)
 
     @cached_property
     def _buffer(self) -> dict[str, NDArray[Any]]:
-        """Memory for messages that come one by one, used again: fresh memory costs more than the copy into it."""
-        return self.exchange.up.empty_values(self.capacity)
+        """Memory for messages that arrive one by one. It is reused, because fresh memory costs more than the copy."""
+        return self.exchange.up.room(self.capacity)
 
     def close(self) -> tuple[Tensors, dict[str, Any]]:
         """The server's next state, and the values of its answer as arrays."""
         self.add_up()
         if self._max_scale:
             self._leave_out_too_large()
-        weights = iter(limit_weights([n for _, samples, _ in self._kept for n in samples], self._max_weight))
-        for ids, samples, values in self._kept:
-            own = [next(weights) for _ in ids]
-            self.limited += [k for k, claimed, used in zip(ids, samples, own, strict=True) if used < claimed]
-            self._total = self.exchange.server_add(self._total, ids, own, values)
+        weights = iter(limit_weights([n for _, samples, _ in self._waiting for n in samples], self._max_weight))
+        for ids, samples, values in self._waiting:
+            limited = [next(weights) for _ in ids]
+            self.limited += [k for k, claimed, used in zip(ids, samples, limited, strict=True) if used < claimed]
+            self._total = self.exchange.server_add(self._total, ids, limited, values)
         server, reply = self.exchange.server_reply(self._server, self._total, self._round)
         return server, {name: value.numpy() for name, value in zip(reply, to_host(*reply.values()), strict=True)}
 
     def _leave_out_too_large(self) -> None:
         """Leave out senders with a number more than `max_scale` times as large as the median of all senders."""
-        ids = [client for own, _, _ in self._kept for client in own]
+        ids = [client for own, _, _ in self._waiting for client in own]
         for part in self.exchange.up.fields:
-            if part.dtype is np.float32 and len(ids) >= FEWEST:
-                rows = [values[part.name].flatten(1) for _, _, values in self._kept]
+            if part.dtype is np.float32 and len(ids) >= MIN_SENDERS:
+                rows = [values[part.name].flatten(1) for _, _, values in self._waiting]
                 for row in outliers(torch.cat(rows).numpy(), self._max_scale):
                     text = f"{part.name} is more than train.max_scale = {self._max_scale:g} times the others'"
                     self.too_large.setdefault(ids[row], text)
         if self.too_large:
-            self._kept = [_chosen(*kept, [client not in self.too_large for client in kept[0]]) for kept in self._kept]
+            self._waiting = [
+                _select(*messages, [client not in self.too_large for client in messages[0]])
+                for messages in self._waiting
+            ]
 
 
-def _chosen(ids: list[int], samples: list[int], values: Tensors, which: list[bool]) -> Messages:
+def _select(ids: list[int], samples: list[int], values: Tensors, which: list[bool]) -> Messages:
     rows = torch.tensor(which, dtype=torch.bool)
     chosen = {name: value[rows] for name, value in values.items()}
     return list(compress(ids, which)), list(compress(samples, which)), chosen

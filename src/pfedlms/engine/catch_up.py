@@ -1,6 +1,8 @@
-"""How a client of a method that tracks a model gets it after rounds in which it took no part, in the fewest bytes of
+"""How a client that was absent for some rounds catches up, if its method tracks a model w.
 
-    (a) the answers it missed, in order
+The server sends whichever of these takes the fewest bytes:
+
+    (a) the answers that the client missed, in order
     (b) the entries of w that changed since the w it has, with their new values
     (c) the entries of w that differ from w⁰, with their values, which also serves a client that lost its state
     (d) w
@@ -23,20 +25,22 @@ from torch import Tensor
 from pfedlms import rng
 from pfedlms.backend import to_device
 from pfedlms.cohort import Cohort, Tensors
-from pfedlms.engine.transport import Code, Flag, Record, from_server
+from pfedlms.engine.transport import Code, Flag, Record, server_frame
 from pfedlms.methods.contract import Method, Tracked
 from pfedlms.wire.fields import Floats, MaskedRows, Message
 from pfedlms.wire.frames import HEADER_BYTES, Received
 from pfedlms.wire.golomb import Count, Places
 
-NEVER = -1  # the round in which an entry changed that never did
+NEVER = -1  # stands for the round of an entry's last change, if it has never changed
 
 
-class Answers:
-    """What a server keeps for clients that come back: the latest answers by round, as many as are fewer bytes than the
-    model; for every entry of w the round of its last change; and of the w after each of these rounds a fingerprint, by
-    which a simulation sees that a client has it. Fingerprints are kept where clients are sampled: a hash of w in every
-    round would cost more than the few replays it saves elsewhere."""
+class AnswerLog:
+    """What a server keeps for clients that come back.
+
+    The latest answers by round, as many as take fewer bytes than the model. For every entry of w, the round of its last
+    change. And a fingerprint of w after each of these rounds, by which a simulation sees that a client has this w.
+    Fingerprints are kept only if clients are sampled: else a hash of w in every round costs more than it saves.
+    """
 
     def __init__(self, initial: Tensor, model_bytes: int, sampled: bool = True) -> None:
         self._model_bytes, self._sampled = model_bytes, sampled
@@ -45,36 +49,37 @@ class Answers:
         self.fingerprints = {-1: fingerprints_of(initial[None])[0]} if sampled else {}
 
     def add(self, round: int, answer: bytes, before: Tensor, after: Tensor) -> None:
-        """The answer of a round, and w `[dim]` before and after it."""
+        """Add the answer of a round; w `[dim]` is given before and after it."""
         self.frames[round] = answer
         while sum(map(len, self.frames.values())) > self._model_bytes and len(self.frames) > 1:
             del self.frames[min(self.frames)]
-        # Bits, because −0 is not 0 to a digest of w.
+        # Bits are compared, because a digest of w tells −0 from 0.
         moved = before.view(torch.int32) != after.view(torch.int32)
         self.changed = self.changed.to(moved.device).masked_fill(moved, round)
         if self._sampled:
             self.fingerprints[round] = fingerprints_of(after[None])[0]
-        for number in [each for each in self.fingerprints if each + 1 < min(self.frames) and each >= 0]:
+        for number in [known for known in self.fingerprints if 0 <= known < min(self.frames) - 1]:
             del self.fingerprints[number]
 
     def missed(self, since: int, until: int) -> dict[int, bytes] | None:
-        """The answers of rounds since … until − 1, or None where some of them are not kept."""
-        numbers = range(since, until)
-        return {number: self.frames[number] for number in numbers} if all(n in self.frames for n in numbers) else None
+        """The answers of rounds since … until − 1, or None if some of them are not kept."""
+        rounds = range(since, until)
+        return {number: self.frames[number] for number in rounds} if all(n in self.frames for n in rounds) else None
 
     def state(self) -> dict[str, Any]:
-        """As a checkpoint keeps it."""
+        """What a checkpoint has."""
         return {"frames": dict(self.frames), "changed": self.changed.cpu(), "fingerprints": dict(self.fingerprints)}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from `state()`."""
+        """Resume from `state()`."""
         self.frames, self.fingerprints = dict(state["frames"]), dict(state["fingerprints"])
         self.changed = state["changed"]
 
 
 class CatchUp:
-    """The messages (b), (c) and (d) of a method that tracks a model, the choice between them, and what a client makes
-    of them. Kinds follow those of the one exchange: 3 is w, 5 changes since the client's w, 7 differences from w⁰."""
+    """The messages (b), (c) and (d) of a method that tracks a model: the choice between them, and how a client applies
+    them. Their kinds follow those of the one exchange: 3 is w, 5 changes since the client's w, 7 differences from w⁰.
+    """
 
     def __init__(self, method: Method, digest: bytes) -> None:
         self._digest, self._initial = digest, method.task.initial
@@ -85,32 +90,32 @@ class CatchUp:
         parts = (Count("since"), Places("places", dim), MaskedRows("values", "places", dim, 1), *tracked)
         self.model = Message(kind, (Floats("model", dim), *tracked))
         self.changes, self.differences = Message(kind + 2, parts), Message(kind + 4, parts)
-        self._last: _OnHost | None = None
-        self.messages = {each.kind: each for each in (self.model, self.changes, self.differences)}
+        self._on_host: _ModelOnHost | None = None
+        self.messages = {message.kind: message for message in (self.model, self.changes, self.differences)}
 
-    def answers(self) -> Answers:
+    def new_log(self) -> AnswerLog:
         """An empty log."""
-        return Answers(self._initial, HEADER_BYTES + self.model.max_bytes, self._sampled)
+        return AnswerLog(self._initial, HEADER_BYTES + self.model.max_bytes, self._sampled)
 
-    def orders(self, since: int, round: int, log: Answers, server: Tensors) -> tuple[Record, ...]:
-        """What a client that knows the answers of rounds below `since` is sent before round `round`, in the fewest
-        bytes; with `since` below 0 it is known to have another model than these lead to. `server` is the server's
-        state that the answers up to round − 1 lead to."""
+    def orders(self, since: int, round: int, log: AnswerLog, server: Tensors) -> tuple[Record, ...]:
+        """What the server sends before round `round` to a client that knows the answers of all rounds below `since`, in
+        the fewest bytes. A `since` below 0 means that the client has another model than its answers lead to. `server`
+        is the server's state after the answers up to round − 1."""
         missed = log.missed(since, round) if since >= 0 else None
         best = sum(map(len, missed.values())) if missed is not None else None
-        if self._last is None or self._last.model is not server["model"] or self._last.log_changed is not log.changed:
+        now, chosen = self._on_host, None
+        if now is None or now.model is not server["model"] or now.log_changed is not log.changed:
             tracked = {name: server[name].cpu().numpy() for name in self._tracked}
-            self._last = _OnHost(server["model"], log.changed, self._initial, tracked)
-        now, chosen = self._last, None
+            now = self._on_host = _ModelOnHost(server["model"], log.changed, self._initial, tracked)
         forms: list[tuple[Message, int, Callable[[], dict[str, Any]]]] = [
-            (self.differences, now.different, lambda: _parts(now.w, now.differs, 0)),
+            (self.differences, now.count_differing, lambda: _entry_values(now.w, now.differs, 0)),
             (self.model, len(now.w), lambda: {"model": now.w}),
         ]
         if since >= 0:
-            changes = now.changed_since(since), lambda: _parts(now.w, now.changed >= since, since)
+            changes = now.changed_since(since), lambda: _entry_values(now.w, now.changed >= since, since)
             forms.insert(0, (self.changes, *changes))
         for message, entries, values_of in forms:
-            # Values alone may be too many: then places need not be coded to see it.
+            # If the values alone take too many bytes, places need not be encoded.
             if best is None or HEADER_BYTES + 4 * entries < best:
                 values = {**values_of(), **now.tracked}
                 size = HEADER_BYTES + message.size(values)
@@ -119,36 +124,37 @@ class CatchUp:
         if chosen is None:
             assert missed is not None
             return tuple(Record(Code.ANSWER, number, data=data) for number, data in missed.items())
-        data = from_server(*chosen, round - 1, self._digest)
+        data = server_frame(*chosen, round - 1, self._digest)
         return (Record(Code.MODEL, round - 1, flags=Flag.FORCED * (since < 0), data=data),)
 
     def message_of(self, data: bytes | memoryview) -> Message:
-        """Which of the messages a frame says to be; w where it is none of them, so that a reader says what is wrong."""
+        """The message that the kind in a frame names. If it names none of them, w, so that the reader refuses it."""
         return self.messages.get(data[5] if len(data) > 5 else -1, self.model)
 
-    def taken_in(self, cohort: Cohort, message: Message, received: Received) -> Cohort:
+    def receive(self, cohort: Cohort, message: Message, received: Received) -> Cohort:
         """Clients after one of these messages."""
-        here = {name: to_device(torch.from_numpy(own), cohort.params.device) for name, own in received.values.items()}
+        device = cohort.params.device
+        values = {name: to_device(torch.from_numpy(value), device) for name, value in received.values.items()}
         if message is self.model:
-            return self.adopted(cohort, here)
-        base = cohort.state["model"] if message is self.changes else to_device(self._initial, cohort.params.device)
-        return self.adopted(cohort, {**here, "model": torch.where(here["places"], here["values"][:, 0], base)})
+            return self.adopt(cohort, values)
+        base = cohort.state["model"] if message is self.changes else to_device(self._initial, device)
+        return self.adopt(cohort, {**values, "model": torch.where(values["places"], values["values"][:, 0], base)})
 
-    def adopted(self, cohort: Cohort, server: Tensors, rows: Sequence[int] | None = None) -> Cohort:
-        """Clients, or some `rows` of them, with the w (`[dim]` or `[clients, dim]`) of `server` and what is tracked
-        besides."""
-        taken, device = {}, cohort.params.device
-        place = None if rows is None else to_device(torch.tensor(rows), device)
+    def adopt(self, cohort: Cohort, server: Tensors, rows: Sequence[int] | None = None) -> Cohort:
+        """Clients, or some `rows` of them, with the w (`[dim]` or `[clients, dim]`) of `server` and what the method
+        tracks besides it."""
+        adopted, device = {}, cohort.params.device
+        index = None if rows is None else to_device(torch.tensor(rows), device)
         for name in ("model", *self._tracked):
             value = to_device(server[name], device)
-            here = value.expand(len(cohort.ids if rows is None else rows), *value.shape[-1:])
-            taken[name] = here.clone() if place is None else cohort.state[name].index_copy(0, place, here)
-        return cohort.with_state(**taken)
+            expanded = value.expand(len(cohort.ids if rows is None else rows), *value.shape[-1:])
+            adopted[name] = expanded.clone() if index is None else cohort.state[name].index_copy(0, index, expanded)
+        return cohort.with_state(**adopted)
 
 
 @dataclass(frozen=True, eq=False)
-class _OnHost:
-    """The server's w and what is known of its entries, on the host: once for all clients of a round."""
+class _ModelOnHost:
+    """The server's w on the host, and what is known of its entries; computed once for all clients of a round."""
 
     model: Tensor
     log_changed: Tensor
@@ -179,20 +185,20 @@ class _OnHost:
         return np.not_equal(self.w.view(np.int32), self.initial.numpy().view(np.int32))
 
     @cached_property
-    def different(self) -> int:
+    def count_differing(self) -> int:
         return int(np.count_nonzero(self.differs))
 
 
-def _parts(w: NDArray[np.float32], places: NDArray[np.bool_], since: int) -> dict[str, Any]:
-    """Values of the messages of some entries of w."""
+def _entry_values(w: NDArray[np.float32], places: NDArray[np.bool_], since: int) -> dict[str, Any]:
+    """The values of a message with some entries of w."""
     return {"since": np.array([since]), "places": places, "values": w[:, None]}
 
 
 def fingerprints_of(models: Tensor) -> list[int]:
-    """A number of every model, `[clients, dim]`, by which equal ones are known: Σ bits(w_i) g_i modulo 2^64 with random
-    odd g, which has the same value on every device."""
+    """A number for every model of `[clients, dim]`, the same for equal models and on every device:
+    Σ bits(w_i) g_i modulo 2^64 with random odd g."""
     factors = _factors(models.shape[1], models.device)
-    return torch.stack([(own.view(torch.int32) * factors).sum() for own in models.contiguous()]).tolist()
+    return torch.stack([(model.view(torch.int32) * factors).sum() for model in models.contiguous()]).tolist()
 
 
 @lru_cache(maxsize=4)

@@ -1,4 +1,4 @@
-"""`check_method`: whether a method keeps its contract, found out by small federations on the embedded digits.
+"""`check_method` checks by small federations on the embedded digits whether a method follows its contract.
 
 Every check plays some rounds twice, in two ways that must not matter, and compares all messages and all state.
 """
@@ -25,7 +25,7 @@ from pfedlms.engine.federation import Federation
 from pfedlms.errors import ConfigError, DivergedError, MethodError, UsageError, reason
 from pfedlms.methods.contract import Exchange, Method, Tracked
 from pfedlms.models import CohortModel, build
-from pfedlms.settings import problems
+from pfedlms.settings import find_problems
 from pfedlms.train_settings import TrainSettings
 from pfedlms.wire.frames import HEADER_BYTES
 
@@ -73,8 +73,8 @@ class Report:
         return "\n".join(lines)
 
 
-class Failed(Exception):
-    """What a check found wrong."""
+class CheckFailed(Exception):
+    """A check found something wrong; the message says what."""
 
 
 def check_method(method: type[Method], **settings: Any) -> Report:
@@ -86,28 +86,28 @@ def check_method(method: type[Method], **settings: Any) -> Report:
     """
     if not isinstance(method, type):
         raise UsageError(f"check_method: got {method!r}, expected the class of a method")
-    checks = [_checked("declaration", lambda: _declaration(method, settings))]
+    checks = [_run_check("declaration", lambda: _declaration(method, settings))]
     if checks[0].ok:
-        if wrong := problems("method", method.Settings, settings):
+        if wrong := find_problems("method", method.Settings, settings):
             raise ConfigError(wrong)
         battery = _Battery(method, settings)
-        checks.append(_checked("rounds", battery.rounds))
+        checks.append(_run_check("rounds", battery.rounds))
         rest = (
             "determinism", "cohort_sizes", "models", "resume", "participation", "lost_messages", "real_bytes", "limits",
         )  # fmt: skip
         for name in rest:
             shown = name.replace("_", " ")
             played = checks[1].ok
-            checks.append(_checked(shown, getattr(battery, name)) if played else Check(shown, None, ""))
+            checks.append(_run_check(shown, getattr(battery, name)) if played else Check(shown, None, ""))
     return Report(getattr(method, "name", method.__name__), tuple(checks))
 
 
-def _checked(name: str, check: Callable[[], str]) -> Check:
+def _run_check(name: str, check: Callable[[], str]) -> Check:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return Check(name, True, check())
-    except Failed as error:
+    except CheckFailed as error:
         return Check(name, False, str(error))
     except Exception as error:  # a method of somebody's own may raise anything
         return Check(name, False, f"raised {reason(error)}")
@@ -116,16 +116,20 @@ def _checked(name: str, check: Callable[[], str]) -> Check:
 def _declaration(method: type[Method], settings: dict[str, Any]) -> str:
     for name in ("name", "paper", "personal", "Settings"):
         if not hasattr(method, name):
-            raise Failed(f"the class has no `{name}`; set it, see the table of class attributes in docs/methods.md")
+            raise CheckFailed(
+                f"the class has no `{name}`; set it, see the table of class attributes in docs/methods.md"
+            )
     chosen = method.Settings
     if not is_dataclass(chosen) or not getattr(chosen, "__dataclass_params__").frozen:  # noqa: B009 - not in its type
-        raise Failed("Settings is not a frozen dataclass; decorate it with @dataclass(frozen=True)")
+        raise CheckFailed("Settings is not a frozen dataclass; decorate it with @dataclass(frozen=True)")
     for each in fields(chosen):
         if "help" not in each.metadata:
-            raise Failed(f"Settings.{each.name} is declared without limits and meaning; use setting(default, help, …)")
+            raise CheckFailed(
+                f"Settings.{each.name} is declared without limits and meaning; use setting(default, help, …)"
+            )
     defaults = {each.name: each.default for each in fields(chosen) if each.default is not MISSING}
-    if wrong := problems("method", chosen, defaults):
-        raise Failed(f"a default is outside its own limits: {wrong[0]}")
+    if wrong := find_problems("method", chosen, defaults):
+        raise CheckFailed(f"a default is outside its own limits: {wrong[0]}")
     return "name, paper, personal and settings are declared"
 
 
@@ -149,8 +153,8 @@ def _module(kind: str) -> nn.Module:
 
 
 @dataclass
-class Notes:
-    """What was seen of a federation while it played."""
+class Recorder:
+    """Records the messages and the state of a federation while it plays."""
 
     states: dict[int, dict[int, Tensors]] = field(default_factory=dict)
     """By round and client: `state` after its last answer."""
@@ -171,10 +175,10 @@ class Notes:
         return data
 
     def watch(self, exchange: Exchange[Any]) -> None:
-        """Note clients' state after every answer."""
+        """Record the clients' state after every answer."""
         receive = exchange.client_receive
 
-        def watched(cohort: Cohort, values: Tensors, round: int) -> Cohort:
+        def receive_and_record(cohort: Cohort, values: Tensors, round: int) -> Cohort:
             after = receive(cohort, values, round)
             if isinstance(after, Cohort):
                 for row, client in enumerate(after.ids):
@@ -182,7 +186,7 @@ class Notes:
                     self.states.setdefault(round, {})[client] = state
             return after
 
-        object.__setattr__(exchange, "client_receive", watched)
+        object.__setattr__(exchange, "client_receive", receive_and_record)
 
     def play(self, federation: Federation, rounds: int) -> dict[str, Any]:
         """The federation's state after some more rounds."""
@@ -200,36 +204,38 @@ class _Battery:
     method: type[Method]
     settings: dict[str, Any]
 
-    def _play(self, rounds: int = ROUNDS, **options: Any) -> tuple[dict[str, Any], Notes]:
-        """The federation's state after some rounds, and what was seen meanwhile."""
-        federation, notes = self._federation(**options)
-        return notes.play(federation, rounds), notes
+    def _play(self, rounds: int = ROUNDS, **options: Any) -> tuple[dict[str, Any], Recorder]:
+        """The federation's state after some rounds, and what was recorded."""
+        federation, recorder = self._federation(**options)
+        return recorder.play(federation, rounds), recorder
 
-    def _federation(self, model: str = "dense", linked: bool = True, **options: Any) -> tuple[Federation, Notes]:
-        names, notes = {each.name for each in fields(TrainSettings)}, Notes()
+    def _federation(self, model: str = "dense", linked: bool = True, **options: Any) -> tuple[Federation, Recorder]:
+        names, recorder = {each.name for each in fields(TrainSettings)}, Recorder()
         train = TrainSettings(**{**_TRAIN, **{name: options.pop(name) for name in list(options) if name in names}})
         settings = {**self.settings, **options.pop("settings", {})}
-        links: dict[str, Any] = {"link": notes.link, "answer_link": notes.answer_link} if linked else {}
+        links: dict[str, Any] = {"link": recorder.link, "answer_link": recorder.answer_link} if linked else {}
         chosen, module = self.method.Settings(**settings), CohortModel(_module(model), torch.device("cpu"))
-        made = Federation(self._watched(notes), chosen, module, _digits(), train, SEED, **links, **options)
-        return made, notes
+        made = Federation(
+            self._method_recorded_by(recorder), chosen, module, _digits(), train, SEED, **links, **options
+        )
+        return made, recorder
 
-    def _watched(self, notes: Notes) -> type[Method]:
+    def _method_recorded_by(self, recorder: Recorder) -> type[Method]:
         method = self.method
 
         def __init__(self: Method, task: Any, settings: Any) -> None:
             method.__init__(self, task, settings)
             for exchange in self.exchanges:
-                notes.watch(exchange)
+                recorder.watch(exchange)
 
         return type(method.__name__, (method,), {"__init__": __init__, "__module__": method.__module__})
 
     def rounds(self) -> str:
-        federation, notes = self._federation()
-        notes.play(federation, ROUNDS - 1)
+        federation, recorder = self._federation()
+        recorder.play(federation, ROUNDS - 1)
         report = federation.play_round(evaluate_global=True)
         if not np.isfinite(report.loss):
-            raise Failed("the loss is not finite after three rounds; lower what the method moves models by")
+            raise CheckFailed("the loss is not finite after three rounds; lower what the method moves models by")
         return f"{ROUNDS} rounds of {CLIENTS} clients; names, shapes, dtypes and devices are those of the contract"
 
     def determinism(self) -> str:
@@ -254,34 +260,34 @@ class _Battery:
         return "the same with a wide model, whose clients are trained in parts, and with convolutions and batch norm"
 
     def resume(self) -> str:
-        federation, notes = self._federation()
+        federation, recorder = self._federation()
         file = io.BytesIO()
-        torch.save(notes.play(federation, 2), file)
-        before = len(notes.frames)
-        whole = notes.play(federation, 2)
+        torch.save(recorder.play(federation, 2), file)
+        before = len(recorder.frames)
+        whole = recorder.play(federation, 2)
         file.seek(0)
         resumed, later = self._federation(cohort_size=2)
         resumed.load(torch.load(file, weights_only=True))
-        notes.frames = notes.frames[before:]
-        _expect_same((whole, notes), (later.play(resumed, 2), later), "a run and its resumption from a checkpoint")
+        recorder.frames = recorder.frames[before:]
+        _expect_same((whole, recorder), (later.play(resumed, 2), later), "a run and its resumption from a checkpoint")
         return "a run that is resumed from a checkpoint ends as the run that was not stopped"
 
     def participation(self) -> str:
-        one, (state, notes) = (self._play(7, cohort_size=size, participation=0.6) for size in (1, 0))
-        _expect_same(one, (state, notes), "cohorts of 1 and of all participants, when 3 of 5 clients take part")
-        for round, model in enumerate(notes.models):
-            for client, kept in notes.states.get(round, {}).items() if issubclass(self.method, Tracked) else ():
+        one, (state, recorder) = (self._play(7, cohort_size=size, participation=0.6) for size in (1, 0))
+        _expect_same(one, (state, recorder), "cohorts of 1 and of all participants, when 3 of 5 clients take part")
+        for round, model in enumerate(recorder.models):
+            for client, kept in recorder.states.get(round, {}).items() if issubclass(self.method, Tracked) else ():
                 if model is not None and not torch.equal(kept["model"], model):
-                    raise Failed(
+                    raise CheckFailed(
                         f'client {client} has another state["model"] than the server after round {round + 1}, because '
                         "it was absent before; leave `tracks` true unless every answer is the model itself"
                     )
         _, everyone = self._play()
-        for name in _shared(everyone):
-            for round, states in notes.states.items():
+        for name in _entries_in_common(everyone):
+            for round, states in recorder.states.items():
                 rows = {client: kept[name] for client, kept in states.items()}
-                if (odd := _odd_one_out(rows)) is not None:
-                    raise Failed(
+                if (odd := _differing_client(rows)) is not None:
+                    raise CheckFailed(
                         f'state["{name}"] is the same with all clients while all take part; but when some are absent, '
                         f"client {odd} has other values after the answer of round {round + 1}: it missed "
                         'answers; send the whole value in every answer, or keep it as state["model"], see Tracked'
@@ -290,8 +296,8 @@ class _Battery:
             "; hint: every answer is the model w itself, so set `tracks = False` if client_receive takes w from the "
             "answer: clients that come back then need nothing else, which saves bytes"
         )
-        told = "3 of 5 clients take part in a round; clients that were absent receive what they need"
-        return told + hint * (self.method.tracks and all(notes.sent_models))
+        text = "3 of 5 clients take part in a round; clients that were absent receive what they need"
+        return text + hint * (self.method.tracks and all(recorder.sent_models))
 
     def lost_messages(self) -> str:
         one, together = (self._play(8, cohort_size=size, lost=0.1, quorum=0.0) for size in (1, 0))
@@ -299,21 +305,21 @@ class _Battery:
         return "a tenth of all messages is lost, and rounds go on"
 
     def real_bytes(self) -> str:
-        (state, notes), (unlinked, _) = self._play(), self._play(linked=False)
-        _expect_same((state, notes), (unlinked, notes), "messages that are sent one by one and together")
+        (state, recorder), (unlinked, _) = self._play(), self._play(linked=False)
+        _expect_same((state, recorder), (unlinked, recorder), "messages that are sent one by one and together")
         federation, counted = self._federation()
         traffic = federation.play_round().traffic
         for name, frames in (("up", counted.frames), ("down", counted.answers)):
             sent, reported = sum(len(data) - HEADER_BYTES for _, data in frames), getattr(traffic, f"{name}_payload")
             if sent != reported:
-                raise Failed(f"{sent} bytes were sent {name}, but {reported} were counted")
+                raise CheckFailed(f"{sent} bytes were sent {name}, but {reported} were counted")
         up, down = (value / CLIENTS for value in (traffic.up_payload, traffic.down_payload))
         return f"bytes that are sent are counted: {up:,.0f} bytes up and {down:,.0f} down for each client and round"
 
     def limits(self) -> str:
         tried = 0
         for each in fields(self.method.Settings):
-            for value in _extremes(each):
+            for value in _values_at_limits(each):
                 tried += 1
                 try:
                     self._play(1, settings={each.name: value})
@@ -321,26 +327,26 @@ class _Battery:
                     # A value may be of no use, or not go with the others; then the method or the run says so.
                     if isinstance(error, DivergedError | UsageError) and not isinstance(error, MethodError):
                         continue
-                    raise Failed(
+                    raise CheckFailed(
                         f"{each.name} = {value!r} is within the limits that Settings declares, but raises "
                         f"{reason(error)}; declare narrower limits (minimum, above, maximum, below, choices)"
                     ) from error
-        several = f"{tried} setting{'s' * (tried != 1)} at the ends of declared limits"
-        return several if tried else "no setting has closed limits"
+        text = f"{tried} setting{'s' * (tried != 1)} at the ends of declared limits"
+        return text if tried else "no setting has closed limits"
 
 
-def _extremes(declared: Field[Any]) -> list[Any]:
+def _values_at_limits(declared: Field[Any]) -> list[Any]:
     limits, choices = declared.metadata["limits"], declared.metadata["choices"]
     kind: Any = type(declared.default)
-    found = [kind(limits[name]) for name in ("minimum", "maximum") if limits[name] is not None]
-    found += [choice for choice in (choices() if choices else []) if ":" not in choice]
-    return found + ([True, False] if isinstance(declared.default, bool) else [])
+    values = [kind(limits[name]) for name in ("minimum", "maximum") if limits[name] is not None]
+    values += [choice for choice in (choices() if choices else []) if ":" not in choice]
+    return values + ([True, False] if isinstance(declared.default, bool) else [])
 
 
 @contextmanager
 def _other_generators(seed: int) -> Iterator[None]:
-    """Global generators that no method may draw from, in some state; left as they were."""
-    kept, arrays = random.getstate(), np.random.get_state()
+    """Within it the global generators, from which no method may draw, are seeded; after it they are as before."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         try:
             torch.manual_seed(seed)
@@ -348,22 +354,24 @@ def _other_generators(seed: int) -> Iterator[None]:
             np.random.seed(seed)
             yield
         finally:
-            random.setstate(kept)
-            np.random.set_state(arrays)
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)
 
 
-def _shared(notes: Notes) -> list[str]:
+def _entries_in_common(recorder: Recorder) -> list[str]:
     """Entries of `state` that all clients have in common after every answer, and that change from round to round."""
-    rounds = list(notes.states.values())
+    rounds = list(recorder.states.values())
     if not rounds:
         return []
     first, last = rounds[0][0], rounds[-1][0]
     changed = [n for n, own in first.items() if own.is_floating_point() and own.ndim and not torch.equal(own, last[n])]
-    return [n for n in changed if all(_odd_one_out({k: own[n] for k, own in each.items()}) is None for each in rounds)]
+    return [
+        n for n in changed if all(_differing_client({k: own[n] for k, own in each.items()}) is None for each in rounds)
+    ]
 
 
-def _odd_one_out(rows: dict[int, Tensor]) -> int | None:
-    """A client whose tensor is not that of the first."""
+def _differing_client(rows: dict[int, Tensor]) -> int | None:
+    """The first client whose tensor differs from that of the first one; None if there is none."""
     first = next(iter(rows.values()))
     return next((client for client, value in rows.items() if not torch.equal(value, first)), None)
 
@@ -377,19 +385,19 @@ _WHY = (
 )
 
 
-def _expect_same(one: tuple[dict[str, Any], Notes], other: tuple[dict[str, Any], Notes], what: str) -> None:
+def _expect_same(one: tuple[dict[str, Any], Recorder], other: tuple[dict[str, Any], Recorder], what: str) -> None:
     path = _difference(one[0], other[0])
     if path is not None:
-        raise Failed(f"{what} differ in {path}. {_WHY}")
+        raise CheckFailed(f"{what} differ in {path}. {_WHY}")
     for (client, data), (_, again) in zip(one[1].frames, other[1].frames, strict=False):
         if data != again:
-            raise Failed(f"{what} differ in a message of client {client}. {_WHY}")
+            raise CheckFailed(f"{what} differ in a message of client {client}. {_WHY}")
     if len(one[1].frames) != len(other[1].frames):
-        raise Failed(f"{what} differ in the number of messages. {_WHY}")
+        raise CheckFailed(f"{what} differ in the number of messages. {_WHY}")
 
 
 def _difference(one: Any, other: Any, path: str = "") -> str | None:
-    """Where two nested values differ first, by name; None if nowhere."""
+    """The path at which two nested values first differ; None if they are equal."""
     if isinstance(one, Tensor):
         same = isinstance(other, Tensor) and one.dtype == other.dtype and torch.equal(one, other)
         return None if same else path

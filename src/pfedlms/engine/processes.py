@@ -1,8 +1,8 @@
-"""A simulation in several processes, started by torchrun: each holds the clients of a range of ids.
+"""A simulation in several processes, started by torchrun: each process holds the clients of a range of ids.
 
-Rank 0 is the server. It sends calls to the other ranks, which execute them on their clients and reply; frames of
-clients go to rank 0 as they are, and are added up in the order of ids. So results have the same bits for any number of
-processes. Frames are on the host, so they travel by gloo on GPUs, too.
+Rank 0 is the server. It sends calls to the other ranks, which execute them on their clients and reply. Clients' frames
+go to rank 0 unread, and are added up there in the order of ids. So results have the same bits for any number of
+processes. Frames are on the host, so gloo carries them also if clients are on GPUs.
 
     rank 0    ("carry", requests)  →  every rank
     rank r    frames, frames, …, reply  →  rank 0
@@ -27,22 +27,23 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from pfedlms.backend import own_threads
+from pfedlms.backend import one_thread_per_operator
 from pfedlms.cohort import Cohort
 from pfedlms.engine.federation import Federation
-from pfedlms.engine.participation import KEPT, merged_rows, state_of
+from pfedlms.engine.participation import PERSISTENT_FIELDS, merge_absent_states
 from pfedlms.engine.reports import Counts
-from pfedlms.engine.simulate import InProcess, refused
+from pfedlms.engine.server import ServerState
+from pfedlms.engine.simulate import InProcess, clients_state, message_refused
 from pfedlms.engine.transport import Code, Inbox, Record, Request
 from pfedlms.errors import PfedlmsError, RunError, UsageError, WireError
 
 _HOST = torch.device("cpu")
-_CHUNK = 1 << 26  # bytes of frames that go to rank 0 together
-_PATIENCE = timedelta(days=1)  # ranks wait for each other's local steps; one that dies is noticed at once
+_MAX_BYTES = 1 << 26  # of frames that go to rank 0 together
+_TIMEOUT = timedelta(days=1)  # ranks wait for each other's local steps; one that dies is noticed at once
 
 
 def rank() -> int:
-    """The number of this process; 0 is the server, and the only one where nothing was started by torchrun."""
+    """The number of this process; 0 is the server, and the only process of a run without torchrun."""
     return int(os.environ.get("RANK", 0)) if size() > 1 else 0
 
 
@@ -56,8 +57,8 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", rank()))
 
 
-def refuse_several(what: str) -> None:
-    """For what only one process can do."""
+def refuse_multiple_processes(what: str) -> None:
+    """Raise UsageError for what only one process can do, if torchrun started several."""
     if size() > 1:
         raise UsageError(
             f"torchrun: {what} cannot be shared by {size()} processes; start it without torchrun, with --workers N"
@@ -65,7 +66,7 @@ def refuse_several(what: str) -> None:
 
 
 class SharedFederation(Federation):
-    """A federation whose clients are shared out among processes. `Federation`'s methods are called on rank 0; the other
+    """A federation whose clients are distributed over processes. `Federation`'s methods are called on rank 0; the other
     ranks `serve`."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -73,69 +74,67 @@ class SharedFederation(Federation):
         if self.data.newcomers:
             raise UsageError("data.newcomers: several processes cannot measure them; start the run without torchrun")
         if not dist.is_initialized():
-            dist.init_process_group("gloo", timeout=_PATIENCE)
-        first, end = (self.data.clients * each // size() for each in (rank(), rank() + 1))
-        self._own = range(first, end)
-        self._local = _Share(self._client, self._clients, self._transport._links, self.watch)
-        self._transport = _Carrier(self._local, self._call)  # type: ignore[assignment]
+            dist.init_process_group("gloo", timeout=_TIMEOUT)
+        self._own_ids = range(self.data.clients * rank() // size(), self.data.clients * (rank() + 1) // size())
+        self._local = _LocalTransport(self._client, self._clients, self._transport._links, self.watch)
+        self._transport = _RankTransport(self._local, self._call)  # type: ignore[assignment]
 
     # --- rank 0
 
     def _call(self, name: str, *arguments: Any, inbox: Inbox | None = None) -> list[Any]:
-        """Call a function that begins with `_on_` on all ranks; what each returned, in the order of ranks. Frames that
-        come before go to the inbox. An error is raised once no rank is in the middle of a reply."""
+        """Call the method `_on_NAME` on all ranks; returns the result of each. Frames that arrive before a result go to
+        the inbox. An error is raised once no rank is in the middle of a reply."""
         _send((name, arguments), range(1, size()))
-        replies, failed = [], []
-        own = arguments if inbox is None else (*arguments, inbox)
+        replies, errors = [], []
         try:
-            replies.append(getattr(self, f"_on_{name}")(*own))
+            replies.append(getattr(self, f"_on_{name}")(*arguments, *([] if inbox is None else [inbox])))
         except Exception as error:
-            failed.append(error)
+            errors.append(error)
         for source in range(1, size()):
-            while isinstance(got := _receive(source), _Frames):
+            while isinstance(reply := _receive(source), _Frames):
                 try:
-                    if inbox is not None and not failed:
-                        got.give(inbox)
+                    if inbox is not None and not errors:
+                        reply.deliver(inbox)
                 except Exception as error:
-                    failed.append(error)
-            replies.append(got)
-            if isinstance(got, Exception):
-                failed.append(got)
-        if failed:
-            raise failed[0]
+                    errors.append(error)
+            replies.append(reply)
+            if isinstance(reply, Exception):
+                errors.append(reply)
+        if errors:
+            raise errors[0]
         return replies
 
-    def _measured(self, which: str) -> tuple[Counts, Counts]:
+    def _measure(self, which: str) -> tuple[Counts, Counts]:
         tested, validated = Counts(), Counts()
-        for own in self._call("measure", which, self._seen() if which == "everyone" else None):
-            tested |= own[0]
-            validated |= own[1]
+        state = self._state_for_copies() if which == "everyone" else None
+        for of_test, of_validation in self._call("measure", which, state):
+            tested |= of_test
+            validated |= of_validation
         return tested, validated
 
-    def keep_in(self, folder: Path) -> None:
-        self._call("keep_in", folder.absolute())
+    def use_folder(self, folder: Path) -> None:
+        self._call("use_folder", folder.absolute())
 
     def _clients_state(self) -> dict[str, Any]:
         parts = self._call("state")
         present = [cohort for cohorts, _ in parts for cohort in cohorts]
-        return state_of(present, merged_rows([away for _, away in parts]))
+        return clients_state(present, merge_absent_states([absent for _, absent in parts]))
 
     def _load_clients(self, state: dict[str, Any]) -> None:
-        kept = {name: state[name] for name in (*KEPT, "trained", "away")}
-        self._call("load", kept)
+        self._call("load", {name: state[name] for name in (*PERSISTENT_FIELDS, "trained", "away")})
 
-    def _seen(self) -> Any:
-        """What copies of absent clients need of the server's state."""
-        server = {name: value.cpu() for name, value in self._server.before.items()}
+    def _state_for_copies(self) -> ServerState:
+        """The part of the server's state that copies of absent clients need."""
+        server = {name: value.cpu() for name, value in self._state.before.items()}
         return replace(
-            self._server, server=server, current=server, before=server, log=self._terms.catch_up.answers(),
+            self._state, server=server, current=server, before=server, log=self._terms.catch_up.new_log(),
             answers_known={}, measured={}, report=None, events=(), left_out={},
         )  # fmt: skip
 
     @contextmanager
-    def leading(self) -> Iterator[Callable[[Any], None]]:
-        """While rank 0 plays a run. What is given to the function that this yields, `serve` returns on the other ranks;
-        if nothing is given, the run failed."""
+    def lead(self) -> Iterator[Callable[[Any], None]]:
+        """Entered while rank 0 plays a run. It yields a function; what that is called with, `serve` returns on the
+        other ranks. If it is not called, the run failed."""
         ending: list[Any] = [None]
         try:
             yield lambda value: ending.__setitem__(0, value)
@@ -146,10 +145,10 @@ class SharedFederation(Federation):
 
     # --- the other ranks
 
-    @own_threads()
+    @one_thread_per_operator()
     def serve(self) -> Any:
-        """Execute what rank 0 calls until its run ends; returns what it gave to `leading`. Rank 0 obeys signals."""
-        with _deaf():
+        """Execute what rank 0 calls until its run ends; returns the result that rank 0 passed on, see `lead`."""
+        with _ignore_signals():
             while True:
                 name, arguments = _receive(0)
                 if name == "end":
@@ -159,7 +158,7 @@ class SharedFederation(Federation):
                 try:
                     reply = getattr(self, f"_on_{name}")(*arguments)
                 except Exception as error:  # it is raised on rank 0
-                    reply = _portable(error)
+                    reply = _picklable(error)
                 _send(reply, [0])
 
     # --- what every rank does with its own clients
@@ -168,56 +167,56 @@ class SharedFederation(Federation):
         self._local.begin_round()
 
     def _on_carry(self, requests: Sequence[Request], inbox: Inbox | None = None) -> Inbox | None:
-        mine, last = [_only(request, self._own) for request in requests], requests[-1].orders[-1]
+        own, last = [_restrict(request, self._own_ids) for request in requests], requests[-1].orders[-1]
         if inbox is not None:
-            self._local.carry(mine, inbox)
+            self._local.carry(own, inbox)
             return None
         inbox = Inbox()
         if last.code == Code.SEND:
             exchange = self.method.exchanges[last.index]
-            inbox.aggregation = _Outgoing(exchange, len(mine[-1].clients))  # type: ignore[assignment]
-        self._local.carry(mine, inbox)
+            inbox.aggregation = _FrameSender(exchange, len(own[-1].clients))  # type: ignore[assignment]
+        self._local.carry(own, inbox)
         return replace(inbox, aggregation=None)
 
-    def _on_measure(self, which: str, server: Any) -> tuple[Counts, Counts]:
-        if server is not None and rank():
-            self._server = server
-        return self._counts(self._all() if which == "everyone" else self._clients.present)
+    def _on_measure(self, which: str, state: ServerState | None) -> tuple[Counts, Counts]:
+        if state is not None and rank():
+            self._state = state
+        return super()._measure(which)
 
-    def _on_keep_in(self, folder: Path) -> None:
-        super().keep_in(folder)
+    def _on_use_folder(self, folder: Path) -> None:
+        super().use_folder(folder)
 
     def _on_state(self) -> tuple[list[Cohort], dict[str, Any]]:
         return [cohort.to(_HOST) for cohort in self._clients.present], self._clients.absent.state()
 
     def _on_load(self, state: dict[str, Any]) -> None:
-        self._clients.load(state, self.data.samples, self._own)
+        self._clients.load(state, self.data.samples, self._own_ids)
 
 
-class _Share(InProcess):
-    """The clients of one process. Where none of them trains in a phase, those that were present become absent."""
+class _LocalTransport(InProcess):
+    """The transport to the clients of one process. If none of them trains in a phase, those present become absent."""
 
     def _train(self, order: Record, cohorts: list[Cohort], inbox: Inbox) -> None:
         if cohorts:
             super()._train(order, cohorts, inbox)
             return
         if self.client.method.about_last_steps:
-            self._clients.put(self._ongoing)
+            self._clients.put(self._in_round)
         self._clients.put([])
-        self._ongoing = []
+        self._in_round = []
 
 
-class _Carrier:
-    """The transport of rank 0: requests to all processes."""
+class _RankTransport:
+    """The transport of rank 0: it sends requests to all processes."""
 
-    def __init__(self, local: _Share, call: Callable[..., list[Any]]) -> None:
+    def __init__(self, local: _LocalTransport, call: Callable[..., list[Any]]) -> None:
         self.client, self._call = local.client, call
 
     def begin_round(self) -> None:
         self._call("begin_round")
 
     def carry(self, requests: Sequence[Request], inbox: Inbox) -> None:
-        """See `Transport`."""
+        """Carry out all requests, in order, and fill the inbox; see `engine.transport`."""
         for other in self._call("carry", tuple(requests), inbox=inbox)[1:]:
             for part in ("trained", "answers_known", "failed"):
                 getattr(inbox, part).update(getattr(other, part))
@@ -230,12 +229,12 @@ class _Carrier:
 
 @dataclass
 class _Frames:
-    """Some clients' frames on their way to rank 0, in the order of ids: blocks of one size, and single ones."""
+    """Frames of clients on their way to rank 0, in the order of ids: blocks of one size, and single frames."""
 
     parts: list[tuple[NDArray[np.uint8], Sequence[int], Sequence[int]] | bytes] = field(default_factory=list)
 
-    def give(self, inbox: Inbox) -> None:
-        """Take them in, as `InProcess` does with frames of this process."""
+    def deliver(self, inbox: Inbox) -> None:
+        """Add them to the inbox, as `InProcess` does with frames of its own process."""
         aggregation = inbox.aggregation
         assert aggregation is not None  # frames are of requests that end with SEND
         for part in self.parts:
@@ -246,18 +245,18 @@ class _Frames:
                         aggregation.take(data)
                     except WireError as error:
                         inbox.rejected += 1
-                        inbox.events.append(refused(inbox.round, int.from_bytes(data[12:16], "little"), error))
+                        inbox.events.append(message_refused(inbox.round, int.from_bytes(data[12:16], "little"), error))
         aggregation.add_up()
 
 
-class _Outgoing:
-    """Stands for the server's `Aggregation` where clients are in another process: frames go there unread."""
+class _FrameSender:
+    """Stands in for the server's `Aggregation` on other ranks than 0: it sends frames to rank 0 unread."""
 
     adds_on_gpu = False
 
     def __init__(self, exchange: Any, senders: int) -> None:
         self.exchange, self._frames = exchange, _Frames()
-        self.capacity = max(1, min(senders, _CHUNK // max(1, exchange.up.max_bytes)))
+        self.capacity = max(1, min(senders, _MAX_BYTES // max(1, exchange.up.max_bytes)))
 
     def take(self, data: bytes | memoryview) -> None:
         self._frames.parts.append(bytes(data))
@@ -272,23 +271,23 @@ class _Outgoing:
             self._frames = _Frames()
 
 
-def _only(request: Request, own: range) -> Request:
-    """A request to the clients of one process."""
-    parts = [replace(each, clients=tuple(k for k in each.clients if k in own)) for each in request.catch_up]
-    mine = tuple(client for client in request.clients if client in own)
-    return replace(request, clients=mine, catch_up=tuple(each for each in parts if each.clients))
+def _restrict(request: Request, ids: range) -> Request:
+    """The part of a request for the clients of one process."""
+    missed = [replace(part, clients=tuple(k for k in part.clients if k in ids)) for part in request.catch_up]
+    clients = tuple(client for client in request.clients if client in ids)
+    return replace(request, clients=clients, catch_up=tuple(part for part in missed if part.clients))
 
 
 def _send(value: Any, targets: Iterable[int]) -> None:
     data = torch.frombuffer(bytearray(pickle.dumps(value, protocol=5)), dtype=torch.uint8)
     for target in targets:
-        with _named(target):
+        with _name_rank_in_errors(target):
             dist.send(torch.tensor([len(data)]), target)
             dist.send(data, target)
 
 
 def _receive(source: int) -> Any:
-    with _named(source):
+    with _name_rank_in_errors(source):
         length = torch.empty(1, dtype=torch.int64)
         dist.recv(length, source)
         data = torch.empty(int(length), dtype=torch.uint8)
@@ -297,7 +296,7 @@ def _receive(source: int) -> Any:
 
 
 @contextmanager
-def _named(other: int) -> Iterator[None]:
+def _name_rank_in_errors(other: int) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
@@ -307,8 +306,8 @@ def _named(other: int) -> Iterator[None]:
         ) from error
 
 
-def _portable(error: Exception) -> Exception:
-    """An error as it can be raised in another process, with its traceback."""
+def _picklable(error: Exception) -> Exception:
+    """The error, or another one if it cannot be pickled, to be raised in another process; with its traceback."""
     if not isinstance(error, PfedlmsError):
         error.add_note(f"on rank {rank()}:\n{''.join(traceback.format_exception(error))}")
     try:
@@ -319,14 +318,14 @@ def _portable(error: Exception) -> Exception:
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """Ctrl-C and SIGTERM reach all processes; rank 0 decides when the run ends."""
+def _ignore_signals() -> Iterator[None]:
+    """Within it SIGINT and SIGTERM are ignored. They reach all processes, but rank 0 decides when the run ends."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""What a round measures: bytes, accuracies and seconds; and whether a shared model falls apart."""
+"""What a round measures: bytes, accuracies and seconds; and whether the shared model gets worse."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Counts = dict[int, tuple[float, float, int]]
 
 @dataclass
 class Traffic:
-    """Bytes that were sent, all clients together."""
+    """Bytes that were sent, summed over all clients."""
 
     up_payload: int = 0
     up_framing: int = 0
@@ -44,7 +44,7 @@ class Evaluation:
     ids: tuple[int, ...]
     """Clients that have such samples."""
     correct: tuple[float, ...]
-    """Whole numbers; with a custom metric, its sums."""
+    """Correct predictions; with a custom metric, its sums."""
     tested: tuple[int, ...]
     loss: float
     """Mean over all samples."""
@@ -96,32 +96,32 @@ class RoundReport:
     """Clients whose weight was limited since then."""
 
 
-def mean_loss(found: Iterable[tuple[int, float]]) -> float:
-    """Mean of clients' losses weighted by their samples: (N_k, loss) in the order of ids. Added one after another, so
-    that the sum is the same for every grouping."""
+def mean_loss(samples_and_losses: Iterable[tuple[int, float]]) -> float:
+    """The mean of clients' losses weighted by their samples, from (N_k, loss) in the order of ids. They are added one
+    after another, so that the sum is the same for every grouping."""
     total, weight = 0.0, 0
-    for samples, loss in found:
+    for samples, loss in samples_and_losses:
         total += samples * loss
         weight += samples
     return total / weight
 
 
-def summed(found: Mapping[int, tuple[float, float, int]], percent: bool) -> Evaluation | None:
-    """The sum of all clients' counts; None if no client has samples."""
-    ids = tuple(client for client in sorted(found) if found[client][2])
+def evaluation_of_counts(counts: Mapping[int, tuple[float, float, int]], percent: bool) -> Evaluation | None:
+    """The evaluation of all clients that have samples; None if no client has any."""
+    ids = tuple(client for client in sorted(counts) if counts[client][2])
     if not ids:
         return None
     loss = 0.0
     for client in ids:
-        loss += found[client][1]
-    correct, tested = (tuple(found[client][part] for client in ids) for part in (0, 2))
+        loss += counts[client][1]
+    correct, tested = (tuple(counts[client][part] for client in ids) for part in (0, 2))
     return Evaluation(ids, correct, tested, loss / sum(tested), percent=percent)  # type: ignore[arg-type]
 
 
-def evaluation(tested: Counts, validated: Counts, percent: bool) -> Evaluation | None:
-    """Clients' own models on their test and validation splits."""
-    found = summed(tested, percent)
-    return found and replace(found, validation=summed(validated, percent))
+def personal_evaluation(tested: Counts, validated: Counts, percent: bool) -> Evaluation | None:
+    """The evaluation of clients' own models on their test and validation splits."""
+    evaluation = evaluation_of_counts(tested, percent)
+    return evaluation and replace(evaluation, validation=evaluation_of_counts(validated, percent))
 
 
 class Stopwatch:
@@ -134,7 +134,7 @@ class Stopwatch:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Add the time of the block to `name`; the time of a stage inside another counts for both."""
+        """Add the time of the block to `name`. The time of a stage inside another counts for both."""
         began = time.perf_counter()
         try:
             yield
@@ -145,29 +145,29 @@ class Stopwatch:
                 self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
 
 
-# --- a shared model that falls apart while the clients' own, which take local steps from it, still look fine ---------
+# --- a shared model that gets worse while the clients' own, which take local steps from it, still look fine ----------
 
 WINDOW = 5
-"""Evaluations of which the median is looked at: one with unlucky participants says nothing."""
+"""Evaluations over which medians are taken, because one with unlucky participants says nothing."""
 DROP = 0.8
-"""A median below this share of the best one so far is a model that gets worse."""
+"""A median of G-acc below this share of the best one so far means that the model gets worse."""
 FINE = 0.9
-"""Above this share of its best, P-acc looks fine: else everybody sees that something is wrong."""
+"""Above this share of its best, P-acc looks fine. Below it, users see by themselves that something is wrong."""
 LAG = 0.5
-"""A median below this share of that of P-acc is a model of little use. (Where clients hold few classes each, half of
-P-acc is nothing unusual early on: so only once the model no longer gets better.)"""
+"""A median of G-acc below this share of that of P-acc means a model of little use. This counts only once the model no
+longer gets better: if clients hold few classes each, half of P-acc is not unusual in early rounds."""
 
 
-def falls_apart(shared: Sequence[float], personal: Sequence[float]) -> str | None:
-    """What is wrong with the shared model after the last of some evaluations, by G-acc and P-acc in percent of all of
-    them; None if nothing is."""
+def shared_model_problem(shared: Sequence[float], personal: Sequence[float]) -> str | None:
+    """What is wrong with the shared model after the last evaluation, given G-acc and P-acc of all evaluations in
+    percent; None if nothing is."""
     if len(shared) < 2 * WINDOW:
         return None
     medians = [median(shared[end - WINDOW : end]) for end in range(WINDOW, len(shared) + 1)]
-    now, best, own = medians[-1], max(medians), median(personal[-WINDOW:])
-    finest = max(median(personal[end - WINDOW : end]) for end in range(WINDOW, len(personal) + 1))
-    if now < DROP * best and max(shared[-WINDOW:]) < best and own > FINE * finest:
-        return f"G-acc has fallen from {best:.1f} % to {now:.1f} % while P-acc is {own:.1f} %"
-    if len(shared) >= 4 * WINDOW and now < LAG * own and now <= medians[-1 - WINDOW]:
-        return f"G-acc stays at {now:.1f} % while P-acc is {own:.1f} %"
+    now, best, personal_now = medians[-1], max(medians), median(personal[-WINDOW:])
+    personal_best = max(median(personal[end - WINDOW : end]) for end in range(WINDOW, len(personal) + 1))
+    if now < DROP * best and max(shared[-WINDOW:]) < best and personal_now > FINE * personal_best:
+        return f"G-acc has fallen from {best:.1f} % to {now:.1f} % while P-acc is {personal_now:.1f} %"
+    if len(shared) >= 4 * WINDOW and now < LAG * personal_now and now <= medians[-1 - WINDOW]:
+        return f"G-acc stays at {now:.1f} % while P-acc is {personal_now:.1f} %"
     return None

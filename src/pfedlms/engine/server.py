@@ -1,13 +1,13 @@
-"""The server of a run, as pure functions: `outbox(state)` says what clients are asked for, `step(state, inbox)` takes
-in what came back. Nothing here knows who carries requests, or whether clients are in this process or on nodes.
+"""The server of a run, as pure functions: `outbox(state)` returns requests to clients, `step(state, inbox)` takes their
+replies and returns the next state. The server does not know who carries requests, or where clients are.
 
     start                      train phase 0 (· send exchange 0 of round 0)
-    round r, at its begin      (catch up) · send exchange 0; not where the trip before has asked for it
-    round r, exchange i ≥ 1    take in answer i − 1 · send exchange i
-    round r, at its end        (catch up) · take in the last answer · train phase r + 1 (· send 0 of round r + 1)
+    round r, at its begin      (catch up) · send exchange 0; skipped if the trip before has asked for it
+    round r, exchange i ≥ 1    apply answer i − 1 · send exchange i
+    round r, at its end        (catch up) · apply the last answer · train phase r + 1 (· send 0 of round r + 1)
 
 One trip is one outbox and one inbox. The outbox is a function of the state alone, so a server that was killed asks for
-the same things again, byte for byte. A step that raises has changed nothing.
+the same things again, byte for byte. A step that raises changes nothing.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from typing import Any
 
 from pfedlms.cohort import Tensors
 from pfedlms.engine.aggregation import Aggregation
-from pfedlms.engine.catch_up import Answers
-from pfedlms.engine.reports import Counts, RoundReport, Stopwatch, Traffic, mean_loss, summed
+from pfedlms.engine.catch_up import AnswerLog
+from pfedlms.engine.reports import Counts, RoundReport, Stopwatch, Traffic, evaluation_of_counts, mean_loss
 from pfedlms.engine.terms import Terms
-from pfedlms.engine.transport import Code, Event, Flag, Inbox, Missed, Record, Request, Split, from_server
+from pfedlms.engine.transport import CatchUpOrders, Code, Event, Flag, Inbox, Record, Request, Split, server_frame
 from pfedlms.errors import QuorumError
 
 REMEDY = "lower run.lost or run.quorum (to go on, in the run's config.toml), or let more clients take part"
 OUT_OF_SYNC = -1
-"""Number of answers known by a client whose model is not the one they lead to: it needs the model itself."""
+"""Stands for the number of answers known by a client whose model is not the one they lead to: it needs the model."""
 START, BEGIN = -2, -1
-"""Stages before the exchanges: nobody has trained yet; no message of this round was asked for yet."""
+"""Stages before the exchanges: no client has trained yet; no message of this round was asked for yet."""
 _TENSORS = ("server", "current", "before")
-_PASSING = ("report", "events")
+_NOT_IN_CHECKPOINT = ("report", "events")
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class ServerState:
     server: Tensors
     """The method's state before the round that is played now."""
     current: Tensors
-    """After the exchanges of this round so far."""
+    """The method's state after the exchanges of this round so far."""
     before: Tensors
-    """Before the round played last."""
-    log: Answers
+    """The method's state before the round played last."""
+    log: AnswerLog
     """What clients that took no part in some rounds may still need."""
     trip: int = 0
     round: int = 0
@@ -56,19 +56,19 @@ class ServerState:
     last_answers: tuple[bytes, ...] = ()
     """Answers of the round played last."""
     answers_known: dict[int, int] = field(default_factory=dict)
-    """How many answers each client has taken in, where the method tracks a model."""
+    """How many answers each client has applied, if the method tracks a model."""
     members: tuple[int, ...] = ()
     """Clients that are in this round so far."""
     participants: tuple[int, ...] = ()
     """Clients that trained last."""
     claims: dict[int, int] = field(default_factory=dict)
-    """N_k as clients named it in this round."""
+    """N_k as clients stated it in this round."""
     out_of_sync: tuple[int, ...] = ()
     """Clients that were found in this round to track another model."""
     measured: dict[Split, Counts] = field(default_factory=dict)
-    """By the clients that trained last."""
+    """What the clients that trained last have measured."""
     traffic: Traffic = field(default_factory=Traffic)
-    """Of this round so far, as are the next two."""
+    """Of this round so far, as are `rejected` and `unheard`."""
     rejected: int = 0
     unheard: int = 0
     left_out: dict[int, str] = field(default_factory=dict)
@@ -78,21 +78,21 @@ class ServerState:
     carried: tuple[int, int] = (0, 0)
     """Bytes that the transport carried in all trips, to clients and from them."""
     measure: int = 0
-    """Flags of the next TRAIN. As the next, part of the state: a trip that is made again must not change."""
+    """Flags of the next TRAIN. They and `ask_ahead` are part of the state: a trip that is repeated must not change."""
     ask_ahead: bool = False
     """Whether the trip that ends this round also asks for the first messages of the next one."""
     report: RoundReport | None = None
-    """Of the round that the last step ended; as events, not part of a checkpoint."""
+    """The report of the round that the last step ended; like `events`, not part of a checkpoint."""
     events: tuple[Event, ...] = ()
     """What the last step found out about clients."""
 
     def checkpoint(self) -> dict[str, Any]:
-        """As a checkpoint keeps it."""
-        kept = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in _PASSING}
+        """What a checkpoint has."""
+        values = {own.name: getattr(self, own.name) for own in fields(self) if own.name not in _NOT_IN_CHECKPOINT}
         for name in _TENSORS:
-            kept[name] = {key: value.cpu() for key, value in kept[name].items()}
+            values[name] = {key: value.cpu() for key, value in values[name].items()}
         measured = {int(split): counts for split, counts in self.measured.items()}
-        return {**kept, "log": self.log.state(), "traffic": list(self.traffic.as_tuple()), "measured": measured}
+        return {**values, "log": self.log.state(), "traffic": list(self.traffic.as_tuple()), "measured": measured}
 
 
 class Server:
@@ -112,34 +112,36 @@ class Server:
         self._exchanges = terms.method.exchanges
 
     def begin(self) -> ServerState:
-        """Before the first trip."""
+        """The state before the first trip."""
         start = self._method.server_start()
-        return ServerState(start, start, start, self._terms.catch_up.answers())
+        return ServerState(start, start, start, self._terms.catch_up.new_log())
 
-    def restore(self, kept: Mapping[str, Any]) -> ServerState:
-        """Of `ServerState.checkpoint()`, with tensors where the method puts them."""
+    def restore(self, checkpoint: Mapping[str, Any]) -> ServerState:
+        """The state that `ServerState.checkpoint()` saved, with tensors on the devices the method uses."""
         start = self.begin()
-        start.log.load(kept["log"])
-        placed = {
-            name: {key: value.to(start.server[key].device) for key, value in kept[name].items()} for name in _TENSORS
+        start.log.load(checkpoint["log"])
+        tensors = {
+            name: {key: value.to(start.server[key].device) for key, value in checkpoint[name].items()}
+            for name in _TENSORS
         }
-        measured = {Split(split): counts for split, counts in kept["measured"].items()}
-        more = {"log": start.log, "traffic": Traffic(*kept["traffic"]), "measured": measured}
-        return ServerState(**{**kept, **placed, **more})
+        measured = {Split(split): counts for split, counts in checkpoint["measured"].items()}
+        others = {"log": start.log, "traffic": Traffic(*checkpoint["traffic"]), "measured": measured}
+        return ServerState(**{**checkpoint, **tensors, **others})
 
     # --- what clients are asked for
 
     def outbox(self, state: ServerState) -> tuple[Request, ...]:
         """What clients are asked for next."""
         if state.stage == BEGIN and self._exchanges:
-            return (self._first_messages(state),)
+            return (self._request_first_messages(state),)
         if BEGIN < state.stage < len(self._exchanges) - 1:
             send = Record(Code.SEND, state.round, state.stage + 1)
             return (Request(state.members, (self._answer(state), send), continues=True),)
-        return self._end(state)
+        return self._requests_at_end(state)
 
-    def look(self, state: ServerState, clients: Sequence[int], train: bool = True) -> Request:
-        """What clients that took no part in the last phase would have taken in and done in it; for copies of them."""
+    def request_for_copies(self, state: ServerState, clients: Sequence[int], train: bool = True) -> Request:
+        """What clients that took no part in the last phase would have been asked for in it. Copies of these clients are
+        asked for it, to measure or export their models."""
         number = state.round - 1
         orders = [Record(Code.ANSWER, number, i, data=answer) for i, answer in enumerate(state.last_answers)]
         if train:
@@ -164,11 +166,11 @@ class Server:
     def _answer(self, state: ServerState) -> Record:
         return Record(Code.ANSWER, state.round, state.stage, data=state.answers[-1])
 
-    def _end(self, state: ServerState) -> tuple[Request, ...]:
-        """The last answer and local steps; and the first messages of the next round, if they are asked for ahead."""
+    def _requests_at_end(self, state: ServerState) -> tuple[Request, ...]:
+        """The last answer and local steps, and the first messages of the next round if they are asked for ahead."""
         started, about_last = state.stage != START, self._method.about_last_steps
         number = state.round if started else -1
-        # Messages about the last steps are of others than those who train next.
+        # If messages are about the last steps, other clients train next than those who sent them.
         drawn = about_last or not self._exchanges or not started
         trainers = self.participation.of(number + 1) if drawn else state.members
         train = Record(Code.TRAIN, number + 1, flags=state.measure)
@@ -181,38 +183,38 @@ class Server:
             missed = self._catch_up(replace(state, answers_known=known), trainers, number)
             requests = [replace(requests[0], catch_up=missed)]
         if state.ask_ahead and self._exchanges:
-            # As clients are once they have carried out the request before.
-            then = replace(
+            # The state in which clients are once they have carried out the request before.
+            next_state = replace(
                 state, round=number + 1, server=state.current, participants=trainers,
-                log=self._log_with(state),
+                log=self._log_with_answer(state),
                 answers_known={**state.answers_known, **dict.fromkeys(trainers, number + 1)},
             )  # fmt: skip
-            requests.append(replace(self._first_messages(then), next_round=True))
+            requests.append(replace(self._request_first_messages(next_state), next_round=True))
         return tuple(requests)
 
-    def _first_messages(self, state: ServerState) -> Request:
-        """The messages of exchange 0: of the clients that trained last, or of those that are about to train."""
+    def _request_first_messages(self, state: ServerState) -> Request:
+        """Ask for the messages of exchange 0: from the clients that trained last, or from those that train next."""
         send = (Record(Code.SEND, state.round),)
         if self._method.about_last_steps:
             return Request(state.participants, send, continues=True)
         clients = self.participation.of(state.round + 1)
         return Request(clients, send, self._catch_up(state, clients, state.round))
 
-    def _catch_up(self, state: ServerState, clients: Sequence[int], number: int) -> tuple[Missed, ...]:
-        """What clients are sent before round `number`, if their method tracks a model and they lack some answers."""
+    def _catch_up(self, state: ServerState, clients: Sequence[int], number: int) -> tuple[CatchUpOrders, ...]:
+        """What clients that lack answers are sent before round `number`, if the method tracks a model."""
         if not self._method.tracks:
             return ()
         lacking: dict[int, list[int]] = {}
         for client in clients:
             if (since := state.answers_known.get(client, 0)) < number:
                 lacking.setdefault(since, []).append(client)
-        found = []
+        missed = []
         for since, ids in sorted(lacking.items()):
             orders = self._terms.catch_up.orders(since, number, state.log, state.server)
-            found.append(Missed(tuple(ids), orders, state.log.fingerprints.get(since - 1), state.server))
-        return tuple(found)
+            missed.append(CatchUpOrders(tuple(ids), orders, state.log.fingerprints.get(since - 1), state.server))
+        return tuple(missed)
 
-    def _log_with(self, state: ServerState) -> Answers:
+    def _log_with_answer(self, state: ServerState) -> AnswerLog:
         """The log with the answer of this round."""
         if not (self._method.tracks and state.answers):
             return state.log
@@ -224,7 +226,7 @@ class Server:
     # --- what came back
 
     def step(self, state: ServerState, inbox: Inbox) -> ServerState:
-        """The state after a trip. QuorumError where too few clients did what they were asked for."""
+        """The state after a trip. Raises QuorumError if too few clients did what they were asked for."""
         after = replace(
             state, trip=state.trip + 1, rejected=state.rejected + inbox.rejected,
             unheard=state.unheard + inbox.unheard, traffic=state.traffic + inbox.traffic,
@@ -240,24 +242,25 @@ class Server:
         return after
 
     def _answers_known(self, state: ServerState, inbox: Inbox) -> dict[int, int]:
-        """As clients say, if it can be. One that is out of sync is believed once it has adopted the model."""
-        known, found = state.answers_known, set(state.out_of_sync)
-        doubtful = {client for client in inbox.failed if client in found or known.get(client) == OUT_OF_SYNC}
-        learnt = {
+        """How many answers clients know, as they report it, if that is possible. A client that is out of sync is
+        believed once it has adopted the model."""
+        known, out_of_sync = state.answers_known, set(state.out_of_sync)
+        doubtful = {client for client in inbox.failed if client in out_of_sync or known.get(client) == OUT_OF_SYNC}
+        reported = {
             client: count
             for client, count in inbox.answers_known.items()
             if count <= state.round + 1 and client not in doubtful
         }
-        return known | learnt if learnt else known
+        return known | reported if reported else known
 
     def _after_training(self, state: ServerState, request: Request, inbox: Inbox) -> ServerState:
-        """The round is over, or the start."""
+        """The state after the local steps that end a round, or the start."""
         started, trained = state.stage != START, inbox.trained
         if not trained:
             what = f"round {state.round + 1}: the server's answer" if started else "the start: the first request"
             raise QuorumError(f"{what} reached no client; {REMEDY}")
         participants = tuple(sorted(trained))
-        left_out = {**state.left_out, **_those(inbox.failed, request.clients)}
+        left_out = {**state.left_out, **_select(inbox.failed, request.clients)}
         report = RoundReport(
             participants,
             mean_loss(trained[client] for client in participants),
@@ -265,7 +268,7 @@ class Server:
             state.rejected,
             len(state.out_of_sync),
             state.unheard,
-            summed(inbox.measured.get(Split.SHARED, {}), self._percent),
+            evaluation_of_counts(inbox.measured.get(Split.SHARED, {}), self._percent),
             evaluated=bool(state.measure),
             left_out=left_out,
             limited=state.limited,
@@ -281,7 +284,7 @@ class Server:
             stage=BEGIN,
             answers=(),
             last_answers=state.answers,
-            log=self._log_with(state),
+            log=self._log_with_answer(state),
             answers_known=known,
             members=(),
             participants=participants,
@@ -297,7 +300,7 @@ class Server:
         )
 
     def _after_messages(self, state: ServerState, request: Request, inbox: Inbox) -> ServerState:
-        """All messages of an exchange added up, and its answer."""
+        """The state after all messages of an exchange have been added up, with its answer."""
         order, aggregation = request.orders[-1], inbox.aggregation
         assert aggregation is not None  # `inbox` opens one for every request that ends with SEND
         number = order.number
@@ -309,7 +312,7 @@ class Server:
         with self._watch.stage("server"):
             current, values = aggregation.close()
         with self._watch.stage("messages down"):
-            answer = from_server(aggregation.exchange.down, values, number, self._terms.digest)
+            answer = server_frame(aggregation.exchange.down, values, number, self._terms.digest)
         why = "it tracks another model than the server, and is sent that one"
         text = f"is left out of this exchange: {why} before it goes on"
         events = [Event(number, client, "out_of_sync", text) for client in aggregation.out_of_sync]
@@ -318,8 +321,8 @@ class Server:
             events.append(Event(number, client, "weight_limited", text))
         for client, reason in aggregation.too_large.items():
             events.append(Event(number, client, "too_large", f"is left out of this exchange: its {reason}"))
-        out = {**dict.fromkeys(aggregation.out_of_sync, why), **aggregation.too_large}
-        left_out = {**_those(inbox.failed, request.clients), **out}
+        excluded = {**dict.fromkeys(aggregation.out_of_sync, why), **aggregation.too_large}
+        left_out = {**_select(inbox.failed, request.clients), **excluded}
         return replace(
             state,
             stage=order.index,
@@ -335,7 +338,7 @@ class Server:
 
 
 def check_quorum(valid: int, expected: int, quorum: float, round: int) -> None:
-    """Stop where too few messages of an exchange were valid."""
+    """Raise QuorumError if too few messages of an exchange were valid."""
     if valid < max(1, quorum * expected):
         raise QuorumError(
             f"round {round + 1}: {valid} of {expected} messages were valid, expected at least run.quorum = {quorum:g} "
@@ -343,6 +346,7 @@ def check_quorum(valid: int, expected: int, quorum: float, round: int) -> None:
         )
 
 
-def _those(reasons: Mapping[int, str], clients: Collection[int]) -> dict[int, str]:
-    wanted = set(clients)
-    return {client: why for client, why in reasons.items() if client in wanted}
+def _select(reasons: Mapping[int, str], clients: Collection[int]) -> dict[int, str]:
+    """The reasons of these clients."""
+    chosen = set(clients)
+    return {client: why for client, why in reasons.items() if client in chosen}

@@ -1,4 +1,4 @@
-"""What both ends of a run know before its first round."""
+"""What the server and the clients of a run know before its first round."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from pfedlms.cohort import Cohort
-from pfedlms.engine.borders import guarded
 from pfedlms.engine.catch_up import CatchUp
+from pfedlms.engine.guard import guard_method
 from pfedlms.engine.participation import Participation
 from pfedlms.methods.contract import Method, Task
 from pfedlms.models.forward import CohortModel
-from pfedlms.settings import agreed
-from pfedlms.step import optimizer_size
+from pfedlms.settings import shared_settings
+from pfedlms.step import kept_numbers
 from pfedlms.train_settings import TrainSettings
 from pfedlms.wire.frames import VERSION, agreement_digest
 
@@ -28,22 +28,24 @@ class Terms:
         train: TrainSettings, seed: int,
     ) -> None:  # fmt: skip
         self.participation = Participation(clients, train.participation, seed)
-        self.method = guarded(method(task_of(model, classes, self.participation, train, seed), settings), train.weights)
+        self.method = guard_method(
+            method(task_of(model, classes, self.participation, train, seed), settings), train.weights
+        )
         if (self.method.about_last_steps or self.method.tracks) and len(self.method.exchanges) != 1:
             raise ValueError(f"method: {method.name} is about the last steps, or tracks a model: it has one exchange")
         self.model, self.train, self.seed = model, train, seed
-        self.digest = agreement(self.method)
+        self.digest = method_digest(self.method)
         self.catch_up = CatchUp(self.method, self.digest)
         """How absent clients of a method that tracks a model receive it."""
-        self._kept = optimizer_size(model.layout.dim, train.optimizer, train.momentum)
+        self._momentum_size = kept_numbers(model.layout.dim, train.optimizer, train.momentum)
 
-    def fresh(self, ids: tuple[int, ...], samples: tuple[int, ...]) -> Cohort:
-        """Clients that have not taken part yet, before `Method.client_start`."""
-        return self.model.cohort(ids, samples, self._kept)
+    def new_cohort(self, ids: tuple[int, ...], samples: tuple[int, ...]) -> Cohort:
+        """Clients that have not taken part yet, as `Method.client_start` takes them."""
+        return self.model.cohort(ids, samples, self._momentum_size)
 
 
 def task_of(model: CohortModel, classes: int, participation: Participation, train: TrainSettings, seed: int) -> Task:
-    """What both ends know before the first round."""
+    """The task as a method knows it."""
     return Task(
         layout=model.layout,
         classes=classes,
@@ -67,7 +69,7 @@ def task_of(model: CohortModel, classes: int, participation: Participation, trai
     )
 
 
-def agreement(method: Method) -> bytes:
+def method_digest(method: Method) -> bytes:
     """Digest of what both ends must agree on: protocol, method and its settings, layer table, seed and w⁰."""
     task = method.task
     return agreement_digest(
@@ -78,7 +80,7 @@ def agreement(method: Method) -> bytes:
             "classes": task.classes,
             "seed": task.seed,
             "initial": _sha256(task.initial),
-            **{f"method.{key}": value for key, value in agreed(method.settings).items()},
+            **{f"method.{key}": value for key, value in shared_settings(method.settings).items()},
             **{f"agreement.{key}": value for key, value in method.agreement().items()},
         }
     )

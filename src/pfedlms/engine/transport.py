@@ -1,7 +1,7 @@
-"""What goes between the server and its clients, whatever carries it: requests down, an inbox up.
+"""What the server and its clients exchange, whatever carries it: requests to clients, and an inbox of their replies.
 
-A transport has `carry(requests, inbox)`: it has all requests carried out, in order, and fills the inbox. Who waits for
-whom is its business. `simulate.InProcess` is one, `deploy.nodes.Nodes` another.
+A transport is an object with `carry(requests, inbox)`, which has all requests carried out, in order, and fills the
+inbox. How it waits for clients is its own business. `simulate.InProcess` and `deploy.nodes.Nodes` are transports.
 """
 
 from __future__ import annotations
@@ -22,32 +22,34 @@ class Code(IntEnum):
     """What a client is to do (up to TRAIN), and what it reports."""
 
     ANSWER = 0
-    """Take in the server's answer of exchange `index` of round `number`."""
+    """Apply the server's answer of exchange `index` of round `number`."""
     MODEL = 1
-    """Adopt the model that the answers up to that of round `number` lead to, sent whole or in parts."""
+    """Adopt the model that the answers up to that of round `number` lead to; the data have all of it, or a part."""
     SEND = 2
-    """Send the message of exchange `index` of round `number`; in a reply, the message."""
+    """Send the message of exchange `index` of round `number`. In a reply: that message."""
     TRAIN = 3
-    """Take the local steps of phase `number`; flags say what to measure. In a reply, N_k and the loss."""
+    """Take the local steps of phase `number`; flags say what to measure. In a reply: N_k and the loss."""
     MEASURED = 4
-    """What was measured with that."""
+    """What was measured in TRAIN."""
     ANSWERS_KNOWN = 5
-    """How many answers the client has taken in, where its method tracks a model."""
+    """How many answers the client has applied, if its method tracks a model."""
     REFUSED = 6
-    """Nothing was done; flags say why, the data in words."""
+    """The client did nothing; flags and data say why, the data in words."""
 
 
 class Flag(IntEnum):
+    """Options of an order."""
+
     FORCED = 1
-    """Of MODEL: also for a client that believes to have it."""
+    """With MODEL: also for a client that believes to have this model."""
     PERSONAL = 1
-    """Of TRAIN: measure the trained model."""
+    """With TRAIN: measure the trained model."""
     SHARED = 2
-    """Of TRAIN: measure the shared model before it is trained."""
+    """With TRAIN: measure the shared model before it is trained."""
 
 
 class Split(IntEnum):
-    """What was measured."""
+    """What a measurement is of: the client's own model on one of its splits, or the shared model on its test split."""
 
     TEST = 0
     VALIDATION = 1
@@ -66,29 +68,29 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Missed:
-    """What brings clients up to date that have all taken in the same answers."""
+class CatchUpOrders:
+    """Orders that bring clients up to date which all know the same answers."""
 
     clients: tuple[int, ...]
     orders: tuple[Record, ...]
     fingerprint: Any = field(default=None, compare=False)
-    """Of the model that the answers they know lead to."""
+    """Fingerprint of the model that the answers they know lead to."""
     leads_to: Tensors = field(default_factory=dict, compare=False)
-    """What clients with that model have after these orders; a transport in the same process may take it from here."""
+    """What clients with that model have after these orders. A transport in the same process may copy it."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """The same orders for some clients."""
+    """Orders, the same for all clients of the request."""
 
     clients: tuple[int, ...]
     orders: tuple[Record, ...]
-    catch_up: tuple[Missed, ...] = ()
-    """Before these orders, for clients that lack answers."""
+    catch_up: tuple[CatchUpOrders, ...] = ()
+    """What clients that lack answers are sent before these orders."""
     continues: bool = False
     """Whether these are the clients of the request before, in the middle of a round."""
     next_round: bool = False
-    """Whether its bytes belong to the round after the one that is played now."""
+    """Whether its bytes count for the round after the one that is played now."""
 
 
 @dataclass(frozen=True)
@@ -108,44 +110,44 @@ class Event:
 
 @dataclass
 class Inbox:
-    """What one trip brought back; a transport fills it. `Server.inbox` makes an empty one."""
+    """What one trip brought back. `Server.inbox` makes an empty one, and a transport fills it."""
 
     requests: tuple[Request, ...] = ()
-    """What was asked for."""
+    """What clients were asked for."""
     round: int = 0
     trip: int = 0
     claims: Mapping[int, int] = field(default_factory=dict)
-    """N_k as clients have named it in this round before."""
+    """N_k as clients stated it earlier in this round."""
     aggregation: Aggregation | None = None
-    """Where messages are added up as they come in."""
+    """Adds messages up as they arrive."""
     expected: int = 0
-    """How many messages count as expected for the quorum."""
+    """How many messages the quorum expects."""
     trained: dict[int, tuple[int, float]] = field(default_factory=dict)
     """N_k and loss of the clients that trained."""
     measured: dict[Split, Counts] = field(default_factory=dict)
     answers_known: dict[int, int] = field(default_factory=dict)
-    """How many answers clients have taken in."""
+    """How many answers clients have applied."""
     failed: dict[int, str] = field(default_factory=dict)
-    """Clients that did not do what they were asked for, and why; they are out of this round."""
+    """Clients that did not do what they were asked for, and why; they are excluded from this round."""
     rejected: int = 0
     """Clients' messages that did not arrive or were refused."""
     unheard: int = 0
     """Answers that did not arrive or were refused."""
     traffic: Traffic = field(default_factory=Traffic)
     next_traffic: Traffic = field(default_factory=Traffic)
-    """Of requests that belong to the next round already."""
+    """The traffic of requests that belong to the next round already."""
     carried: tuple[int, int] = (0, 0)
-    """Bytes that the transport carried to clients and from them, its own framing included."""
+    """Bytes that the transport carried to clients and from clients, its own framing included."""
     events: list[Event] = field(default_factory=list)
 
     def count_up(self, request: Request, payload: int, messages: int = 1) -> None:
-        """Messages of clients, `payload` bytes altogether."""
+        """Count messages of clients with `payload` bytes altogether."""
         traffic = self._traffic_of(request)
         traffic.up_payload += payload
         traffic.up_framing += messages * HEADER_BYTES
 
     def count_down(self, request: Request, order: Record, clients: int) -> None:
-        """An answer to so many clients; other orders have no bytes."""
+        """Count an answer to so many clients; other orders have no bytes."""
         if order.code != Code.ANSWER:
             return
         traffic = self._traffic_of(request)
@@ -153,13 +155,13 @@ class Inbox:
         traffic.down_framing += clients * HEADER_BYTES
 
     def count_catch_up(self, request: Request, orders: Sequence[Record], clients: int) -> None:
-        """What brings so many clients up to date, framing included."""
+        """Count the orders that bring so many clients up to date, framing included."""
         self._traffic_of(request).catch_up += clients * sum(len(order.data) for order in orders)
 
     def _traffic_of(self, request: Request) -> Traffic:
         return self.next_traffic if request.next_round else self.traffic
 
 
-def from_server(message: Message, arrays: dict[str, Any], number: int, digest: bytes) -> bytes:
-    """A frame of the server's."""
+def server_frame(message: Message, arrays: dict[str, Any], number: int, digest: bytes) -> bytes:
+    """A frame with the server as its sender."""
     return bytes(frame(message, arrays, round=number, sender=SERVER, samples=0, digest=digest))

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from pfedlms.engine.reports import falls_apart
+from pfedlms.engine.reports import shared_model_problem
 from pfedlms.errors import UsageError
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.summary import best_of, out_of_patience

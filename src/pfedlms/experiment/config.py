@@ -21,7 +21,7 @@ from pfedlms.experiment.plugins import find_method
 from pfedlms.experiment.rules import contradictions
 from pfedlms.experiment.schema import SECTIONS, DataSection, ModelSection, RunSection, place_by_other_name
 from pfedlms.methods import METHODS
-from pfedlms.settings import as_plain, parse, problems, type_name
+from pfedlms.settings import find_problems, parse, to_python_number, type_name
 from pfedlms.train_settings import TrainSettings
 
 Tables = dict[str, dict[str, Any]]

@@ -13,7 +13,7 @@ from pfedlms.data.sources import DATASETS
 from pfedlms.engine import Federation
 from pfedlms.engine.participation import Participation
 from pfedlms.engine.reports import Traffic
-from pfedlms.engine.terms import agreement, task_of
+from pfedlms.engine.terms import method_digest, task_of
 from pfedlms.errors import ConfigError
 from pfedlms.experiment.config import Config, Tables, load_config, merge, setting_fields, tables_for_method
 from pfedlms.experiment.memory import needed_bytes

@@ -27,7 +27,7 @@ from pfedlms.experiment.loop import load_into
 from pfedlms.experiment.prepare import execution_settings, normalisation, prepare
 from pfedlms.experiment.problem import Problem, match_input_type, resume_instruction, trial_outputs
 from pfedlms.experiment.store import RunDirectory
-from pfedlms.files import not_written, write_atomically, write_text
+from pfedlms.files import write_atomically, write_failure, write_text
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel
 from pfedlms.settings import CUSTOM
@@ -169,7 +169,7 @@ def load_models(stored: RunDirectory, config: Config, problem: Problem, best: bo
             METHODS[config.method], config.settings, CohortModel(problem.module(config, data), torch.device("cpu")),
             data, config.train, config.run.seed, cohort_size=config.run.cohort_size,
         )  # fmt: skip
-    federation.keep_in(directory)
+    federation.use_folder(directory)
     load_into(federation, checkpoint, config, stored, same_data=has_data)
     return RunModels(config, federation, has_data or all_present)
 
@@ -245,7 +245,7 @@ def write_models(
                 write_atomically(target / f"client-{client_id}.pt", partial(torch.save, state))
             write_text(target / "models.json", json.dumps(about, indent=2) + "\n")
     except (OSError, RuntimeError, ValueError) as error:
-        raise UsageError(not_written(target, error)) from error
+        raise UsageError(write_failure(target, error)) from error
 
 
 def _write_onnx(models: RunModels, file: Path, client: int | None, about: Mapping[str, Any]) -> None:

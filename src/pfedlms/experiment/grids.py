@@ -34,7 +34,7 @@ from pfedlms.experiment.runs import Run
 from pfedlms.experiment.studies import Axes, Study
 from pfedlms.methods import METHODS, Method
 from pfedlms.report.runs import MEASURES
-from pfedlms.settings import as_plain, parse, type_name
+from pfedlms.settings import parse, to_python_number, type_name
 
 EXPECTED = "expected methods like fedavg, pfedlms:thresholds=1 or stc:sparsity=0.05:sparsity_down=0.1"
 LIST_TYPES = (list, tuple, range, np.ndarray)

@@ -240,7 +240,7 @@ def run_rounds(
     with (
         execution_settings(run.config),
         signals(at_once) as received_signal,
-        COMPILATION.announced(lambda: call("on_compile", run)),
+        COMPILATION.announce_when_long(lambda: call("on_compile", run)),
     ):
         run.restore(checkpoint)
         call("on_start", run)

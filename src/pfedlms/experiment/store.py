@@ -65,7 +65,7 @@ class RunDirectory(ExitStack):
             write_text(self.config, config)
         except (OSError, ValueError) as error:  # ValueError: a null character in the path
             reason = getattr(error, "strerror", None) or error
-            if getattr(error, "errno", None) in FULL:
+            if getattr(error, "errno", None) in DISK_FULL:
                 raise StorageError(self.path, str(reason)) from error
             raise RunDirectoryError(f"{self.path}: cannot be written ({reason}); name another out=DIR") from error
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
 
-from pfedlms.errors import PfedlmsError, UsageError, shown
+from pfedlms.errors import PfedlmsError, UsageError, printable
 from pfedlms.flower import audit
 
 NODE, SERVER = "approved.jsonl", "approved-server.jsonl"
@@ -73,8 +73,8 @@ def check(file: Path, content: bytes, override: Mapping[str, Any]) -> str:
     if configuration(content, override) not in configurations:
         changed = ", ".join(f"{key}={value}" for key, value in sorted(override.items()) if _needs_approval(key))
         raise NotApprovedError(
-            f"this machine has approved app {app[:16]}, but not with {shown(changed) or 'its own settings'}; its owner "
-            "runs `pfedlms deploy approve FOLDER --run-config '...'`"
+            f"this machine has approved app {app[:16]}, but not with {printable(changed) or 'its own settings'}; its "
+            "owner runs `pfedlms deploy approve FOLDER --run-config '...'`"
         )
     return app
 

@@ -29,7 +29,7 @@ from pfedlms.deploy.envelope import decode, refusal_text
 from pfedlms.deploy.nodes import message_bytes
 from pfedlms.deploy.run_setup import RunSetup
 from pfedlms.engine.transport import Code
-from pfedlms.errors import UsageError, shown
+from pfedlms.errors import UsageError, printable
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.prepare import NAMED_PROBLEM
 from pfedlms.experiment.problem import Problem

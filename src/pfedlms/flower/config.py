@@ -12,7 +12,7 @@ from pfedlms.errors import ConfigError
 from pfedlms.experiment.config import Config, Tables, load_config, merge, read_toml
 from pfedlms.flower.approval import declared_settings
 from pfedlms.methods import METHODS
-from pfedlms.settings import problems, setting
+from pfedlms.settings import find_problems, setting
 
 AS_IN_FILE = ""
 """A key of the run config with this value is as in the TOML file."""

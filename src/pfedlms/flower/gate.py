@@ -100,7 +100,7 @@ def _register_key(folder: Path, file: Path, key: str) -> int:
         if row is not None:
             return int(row[0]) % 2**64
     raise UsageError(
-        f"{file}: is not registered: {shown((done.stderr or done.stdout).strip())}; is superlink.sh running?"
+        f"{file}: is not registered: {printable((done.stderr or done.stdout).strip())}; is superlink.sh running?"
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pfedlms.backend import overlapped, threads
+from pfedlms.backend import run_overlapped, threads
 from pfedlms.models.runner import Pass, Runner, hooks_backward, hooks_forward
 
 _POINTWISE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity)
@@ -41,7 +41,7 @@ class StackedLinear(torch.autograd.Function):
             of_x = torch.bmm(of_y, weight) if ctx.needs_input_grad[0] else None
             return of_x, torch.bmm(of_y.transpose(1, 2), x, out=to_weight)
 
-        of_bias, (of_x, of_weight) = overlapped(sums, products, x.device, "sums")
+        of_bias, (of_x, of_weight) = run_overlapped(sums, products, x.device, "sums")
         return of_x, of_weight, of_bias, None, None
 
 

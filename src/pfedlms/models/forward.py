@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from pfedlms.backend import long_operators
+from pfedlms.backend import all_threads_per_operator
 from pfedlms.cohort import Cohort
 from pfedlms.models.chain import Chain
 from pfedlms.models.layout import flat_layout

@@ -8,7 +8,7 @@ from math import floor, prod
 
 from torch import nn
 
-from pfedlms.checks import number, whole
+from pfedlms.checks import check_integer, check_number
 
 MOST_ALLOCATION = 8
 _SHOWN = 4  # layers named in the repr of a layout
@@ -27,9 +27,9 @@ class Layer:
     size: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "offset", whole(f"layer {self.name!r}: offset", self.offset, 0))
+        object.__setattr__(self, "offset", check_integer(f"layer {self.name!r}: offset", self.offset, 0))
         remedy = "leave out a layer without parameters"
-        object.__setattr__(self, "size", whole(f"layer {self.name!r}: size", self.size, 1, remedy=remedy))
+        object.__setattr__(self, "size", check_integer(f"layer {self.name!r}: size", self.size, 1, remedy=remedy))
 
     @property
     def pad(self) -> int:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedlms.backend import backend_of
-from pfedlms.checks import Array, Values, in_kind, tensor_of
+from pfedlms.checks import Array, Values, as_tensor, like_input
 from pfedlms.pull import cpu
 from pfedlms.sketch import Sketch
 

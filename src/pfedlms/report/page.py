@@ -12,7 +12,7 @@ from typing import Any
 
 from pfedlms import __version__
 from pfedlms.errors import UsageError
-from pfedlms.files import not_written, write_text
+from pfedlms.files import write_failure, write_text
 from pfedlms.report import figures
 from pfedlms.report.charts import DARK, LIGHT, Figure, Look, import_altair, looks
 from pfedlms.report.results import comparison, describe_runs

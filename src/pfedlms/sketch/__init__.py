@@ -194,11 +194,11 @@ class Sketch:
 
     def forward(self, params: Values) -> Values:
         """Φθ: `[clients, dim]` → `[clients, Σ m]`, or `[dim]` → `[Σ m]`."""
-        return in_kind(params, self._apply("forward", self.check("params", params, self.dim)))
+        return like_input(params, self._apply("forward", self.check("params", params, self.dim)))
 
     def adjoint(self, sketched: Values) -> Values:
         """Φᵀu: `[clients, Σ m]` → `[clients, dim]`, or `[Σ m]` → `[dim]`."""
-        return in_kind(sketched, self._apply("adjoint", self.check("sketched", sketched, self.size)))
+        return like_input(sketched, self._apply("adjoint", self.check("sketched", sketched, self.size)))
 
     def _apply(self, direction: _Direction, values: Tensor) -> Tensor:
         """Φ or Φᵀ of rows. Under autograd, which cannot differentiate kernels, they run in `_Differentiable`."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfedlms.backend import compiled, share
+from pfedlms.backend import compiled, run_kernel
 from pfedlms.checks import Array
 from pfedlms.sketch.hadamard import fwht_row
 
@@ -56,7 +56,7 @@ def scales(sketch: Sketch, like: Tensor) -> Array:
 def share_layers(kernel: Any, sketch: Sketch, clients: int, *arguments: Any) -> None:
     """Run `kernel` for all layers of all clients: task = client · layers + layer."""
     pads = [place.pad for place in sketch.shape.places]
-    share(kernel, clients * len(pads), sum(pads) // len(pads), *arguments)
+    run_kernel(kernel, clients * len(pads), sum(pads) // len(pads), *arguments)
 
 
 @compiled()

@@ -28,7 +28,7 @@ from numba import types
 from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
-from pfedlms.backend import backend_of, compiled, share
+from pfedlms.backend import backend_of, compiled, run_kernel
 from pfedlms.checks import Array
 
 MAX_SIZE = 1 << 24
@@ -195,9 +195,9 @@ def fwht_(values: torch.Tensor) -> torch.Tensor:
         return values.copy_(fwht_reference(values))
     matrix, block = values.view(-1, size).numpy(), min(size, _OUTER)
     blocks = matrix.reshape(-1, block)
-    share(_rows, len(blocks), block, blocks)
+    run_kernel(_rows, len(blocks), block, blocks)
     if size > block:
-        share(_widest_stages, len(matrix) * (block // _TILE), size // block * _TILE, matrix)
+        run_kernel(_widest_stages, len(matrix) * (block // _TILE), size // block * _TILE, matrix)
     return values
 
 

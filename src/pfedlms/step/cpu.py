@@ -8,7 +8,7 @@ from math import sqrt
 import numpy as np
 from torch import Tensor
 
-from pfedlms.backend import compiled, share
+from pfedlms.backend import compiled, run_kernel
 from pfedlms.checks import Array
 
 BETAS = (0.9, 0.999)  # of AdamW
@@ -21,7 +21,7 @@ def sgd_step_(
     params: Tensor, gradient: Tensor, extra: Tensor | None, buffer: Tensor, rate: float, momentum: float, decay: float
 ) -> None:
     second = gradient if extra is None else extra
-    share(
+    run_kernel(
         _steps, len(params), params.shape[1], params.numpy(), gradient.numpy(), second.numpy(), extra is not None,
         buffer.numpy(), rate, momentum, decay,
     )  # fmt: skip
@@ -58,7 +58,7 @@ def adamw_step_(
     params: Tensor, gradient: Tensor, extra: Tensor | None, state: Tensor, rate: float, decay: float
 ) -> None:
     second = gradient if extra is None else extra
-    share(
+    run_kernel(
         _adamw_steps, len(params), 2 * params.shape[1], params.numpy(), gradient.numpy(), second.numpy(),
         extra is not None, state.numpy(), rate, decay,
     )  # fmt: skip
@@ -100,7 +100,9 @@ def _adamw_step(
 
 def clip_(gradient: Tensor, extra: Tensor | None, largest: float) -> None:
     second = gradient if extra is None else extra
-    share(_clip, len(gradient), 2 * gradient.shape[1], gradient.numpy(), second.numpy(), extra is not None, largest)
+    run_kernel(
+        _clip, len(gradient), 2 * gradient.shape[1], gradient.numpy(), second.numpy(), extra is not None, largest
+    )
 
 
 @compiled()

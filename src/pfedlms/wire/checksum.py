@@ -25,7 +25,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from pfedlms.backend import compiled, row_memory, share
+from pfedlms.backend import compiled, row_memory, run_kernel
 
 SHORTEST = 1 << 10  # bytes; zlib is as fast for fewer
 _FAR = 0x154442BD4, 0x1C6E41596  # x^(512 + 32) and x^(512 − 32) mod P, reflected: 64 bytes further on
@@ -53,7 +53,7 @@ def crc32_rows(rows: NDArray[np.uint8], starts: Sequence[int]) -> list[int]:
     flat.flags.writeable = False  # numba compiles a kernel for read-only inputs and again for others
     # zlib's register is the complement of the checksum.
     registers = ~np.array(starts, dtype=np.uint32)
-    share(_fold_rows, len(rows), folded // 4, flat, stride, folded, registers, out)
+    run_kernel(_fold_rows, len(rows), folded // 4, flat, stride, folded, registers, out)
     ends = zip(rows[:, folded:], out, strict=True)
     return [zlib.crc32(rest.data, zlib.crc32(end.data, 0xFFFFFFFF)) for rest, end in ends]
 

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pfedlms.backend import row_memory, share
+from pfedlms.backend import row_memory, run_kernel
 from pfedlms.errors import DecodeError
 from pfedlms.rng import SIGNS_OF_BYTE
 from pfedlms.wire.fields import Array, RowField, Values

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pfedlms.backend import share
+from pfedlms.backend import run_kernel
 from pfedlms.errors import DecodeError, OversizedError, TruncatedError
 from pfedlms.wire.kernels import check_finite
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pfedlms.engine.terms import agreement
+from pfedlms.engine.terms import method_digest
 from pfedlms.methods import METHODS, Task
 from pfedlms.models.layout import Layer, Layout
 from pfedlms.train_settings import TrainSettings
@@ -74,7 +74,7 @@ def agreed_settings(settings: Any) -> dict[str, Any]:
 
 def agreed(method: str, settings: Any, known: Task) -> dict[str, Any]:
     text = digest_text(method, settings, known)
-    digest = agreement(METHODS[method](known, settings))
+    digest = method_digest(METHODS[method](known, settings))
     assert digest == hashlib.sha256(text.encode()).digest()[:8], text
     return {
         "method": method,

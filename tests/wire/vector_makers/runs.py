@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from pfedlms.cohort import Cohort, Tensors
-from pfedlms.engine.terms import agreement
+from pfedlms.engine.terms import method_digest
 from pfedlms.methods import METHODS, Exchange
 from pfedlms.wire.frames import SERVER, Intake, frame
 from vector_makers.agreements import agreed, task
@@ -73,8 +73,8 @@ def run(
 
 
 def play(method: Any, number: int, params: np.ndarray) -> dict[str, Any]:
-    first = hold(method.exchanges[0], cohort_of(params), {}, number, agreement(method))
-    second = hold(method.exchanges[1], first.cohort, {}, number, agreement(method))
+    first = hold(method.exchanges[0], cohort_of(params), {}, number, method_digest(method))
+    second = hold(method.exchanges[1], first.cohort, {}, number, method_digest(method))
     known = {name: value.numpy() for name, value in {**second.cohort.scratch, **second.cohort.heard}.items()}
     clients = [
         {
@@ -118,7 +118,7 @@ def fedavg() -> dict[str, Any]:
     method, known = METHODS["fedavg"], task([4, 3], 11, floats(7, 10))
     made = method(known, method.Settings())
     models = np.stack([floats(7, 11, client) for client in IDS])
-    held = hold(made.exchanges[0], cohort_of(models), {}, 4, agreement(made))
+    held = hold(made.exchanges[0], cohort_of(models), {}, 4, method_digest(made))
     return {
         "agreement": agreed("fedavg", method.Settings(), known),
         "round": 4,
@@ -143,7 +143,7 @@ def stc() -> dict[str, Any]:
         # The second client's update is one number everywhere, so that all magnitudes tie.
         params = np.stack([floats(40, 13, number, client) for client in IDS])
         params[1] = cohort.state["model"][1].numpy() + np.float32(0.25)
-        held = hold(made.exchanges[0], cohort.with_model(torch.from_numpy(params)), server, number, agreement(made))
+        held = hold(made.exchanges[0], cohort.with_model(torch.from_numpy(params)), server, number, method_digest(made))
         cohort, server = held.cohort, held.server
         played.append(
             {

@@ -11,9 +11,9 @@ import torch
 from pfedlms.cohort import Cohort
 from pfedlms.engine.catch_up import CatchUp
 from pfedlms.engine.client import Client
-from pfedlms.engine.simulate import InProcess, Links, hold_exchange
-from pfedlms.engine.terms import agreement
-from pfedlms.engine.transport import Code, Missed, Record, Request
+from pfedlms.engine.simulate import InProcess, Links, run_exchange
+from pfedlms.engine.terms import method_digest
+from pfedlms.engine.transport import CatchUpOrders, Code, Record, Request
 from pfedlms.methods import METHODS, Task
 from vector_makers.agreements import agreed, task
 from vector_makers.notation import SAMPLES, bits32, bits64, floats
@@ -42,7 +42,7 @@ def sketchvote(
     initial[1::2] = initial[18] = -0.0
     known = task(layers, seed, initial)
     playing = method(known, chosen)
-    digest, server = agreement(playing), playing.server_start()
+    digest, server = method_digest(playing), playing.server_start()
     by = CatchUp(playing, digest)
     answers = by.answers()
     clients, heard = [starting(playing, k) for k in range(len(SAMPLES))], [0] * len(SAMPLES)
@@ -61,7 +61,7 @@ def sketchvote(
         told = [{"id": k, "samples": SAMPLES[k], "model": bits32(clients[k].params)} for k in sorted(senders)]
         told = [{**own, "w": bits32(clients[astray].state["model"])} if own["id"] == astray else own for own in told]
         sending = [clients[k] for k in sorted(senders)]
-        after, moved, answer, inbox = hold_exchange(transport, Record(Code.SEND, number), sending, server)
+        after, moved, answer, inbox = run_exchange(transport, Record(Code.SEND, number), sending, server)
         for entry, cohort in zip(told, after, strict=True):
             clients[entry["id"]] = cohort
             entry["frame"] = ups[entry["id"]].hex()
@@ -73,7 +73,7 @@ def sketchvote(
             request = Request((k,), (answer,))
             if heard[k] < number or k == astray:
                 orders = by.orders(-1 if k == astray else heard[k], number, answers, server)
-                request = replace(request, catch_up=(Missed((k,), orders),))
+                request = replace(request, catch_up=(CatchUpOrders((k,), orders),))
             back = transport.catch_up(request, [clients[k]], inbox)
             if k in downs:
                 caught_up.append({"id": k, "heard": heard[k], "frames": [data.hex() for data in downs.pop(k)]})

@@ -1,0 +1,397 @@
+"""Checks of all that a method returns to the engine: names, shapes, dtypes and devices.
+
+Values are not read, so nothing waits for a GPU. There are two exceptions in the first rounds: whether clients and
+server have the same tracked model, and whether clients need something that they do not keep while they are absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pfedlms.cohort import Cohort, Tensors
+from pfedlms.engine.criterion import FeatureLoss, Leaf, splitter, tensors_inside
+from pfedlms.errors import MethodError, PfedlmsError
+from pfedlms.methods.contract import ClientWork, Exchange, Method, Objective, PerClient, Tracked
+from pfedlms.wire.fields import Message
+
+_COMPARED_ROUNDS = 3  # the first rounds, in which every client's tracked model is compared with the server's
+
+_HOST = torch.device("cpu")
+_DTYPES = {np.float32: torch.float32, np.uint8: torch.uint8, np.bool_: torch.bool, np.int64: torch.int64}
+
+
+def guard_method(method: Method, weights: str = "samples") -> Method:
+    """The method, changed so that its functions and exchanges check what they return; `weights` is `train.weights`."""
+    with name_method_in_errors(method, "server_start"):
+        server = method.server_start()
+        _expect_tensors("", server)
+        if method.tracks and "model" not in server:
+            raise MethodError('got no "model", expected w, because `tracks` is true; derive the method from Tracked')
+    for name, check in _CHECKS.items():
+        setattr(method, name, _guard_function(method, name, check))
+    last = len(method.exchanges) - 1
+    method.exchanges = tuple(
+        GuardedExchange(method, exchange, index == last, weights) for index, exchange in enumerate(method.exchanges)
+    )
+    return method
+
+
+@contextmanager
+def name_method_in_errors(method: Method, function: str = "") -> Iterator[None]:
+    """Within it errors get the name of the method, and of its function if one is given."""
+    try:
+        yield
+    except MethodError as error:
+        raise error.of(method.name, function) from error.__cause__
+    except PfedlmsError:
+        raise
+    except Exception as error:  # a method of the user's own may raise anything
+        if not function:
+            raise
+        raise MethodError(f"raised {type(error).__name__}: {error}").of(method.name, function) from error
+
+
+Check = Callable[[Callable[..., Any], Any, Any], None]
+"""Checks a function of a method, given the function, its first argument, and what it returned."""
+
+
+def _guard_function(method: Method, name: str, check: Check) -> Callable[..., Any]:
+    call = getattr(method, name)
+
+    def guarded_call(first: Any, *others: Any) -> Any:
+        with name_method_in_errors(method, name):
+            result = call(first, *others)
+            check(lambda cohort: call(cohort, *others), first, result)
+            return result
+
+    return guarded_call
+
+
+class GuardedExchange(Exchange[Any]):
+    """An exchange of a method that checks all that its functions return."""
+
+    def __init__(self, method: Method, exchange: Exchange[Any], is_last: bool, weights: str) -> None:
+        self._method, self._exchange, self._is_last, self._weights = method, exchange, is_last, weights
+        self.up, self.down = exchange.up, exchange.down
+        self._models_of_reply: tuple[int, Tensor, Tensor] | None = None
+        """The round of the last reply, and the tracked model before and after it."""
+        self._absence_checked: set[str] = set()
+
+    # To `isinstance` and to attribute access this looks like the method's own exchange.
+    __class__ = property(lambda self: type(self._exchange))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["_exchange"], name)
+
+    def _name_in_errors(self, function: str) -> Any:
+        return name_method_in_errors(self._method, f"{self._exchange.__class__.__name__}.{function}")
+
+    def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
+        with self._name_in_errors("client_send"):
+            after, values = _pair(self._exchange.client_send(cohort, round, work), "(cohort, values)")
+            check_same_clients(cohort, after)
+            _expect_message(self.up, values, (len(cohort.ids),), {cohort.params.device, _HOST})
+            if not self._method.about_last_steps:
+                self._check_absence("send", cohort, lambda one: self._exchange.client_send(one, round, work)[1])
+            return after, values
+
+    def in_step(self, server: Tensors, values: Tensors) -> list[bool]:
+        with self._name_in_errors("in_step"):
+            in_step, senders = self._exchange.in_step(server, values), len(next(iter(values.values())))
+            if len(in_step) != senders:
+                raise MethodError(f"got {len(in_step)} answers, expected one for each of {senders}")
+            return in_step
+
+    def server_open(self, server: Tensors, round: int) -> Any:
+        with self._name_in_errors("server_open"):
+            return self._exchange.server_open(server, round)
+
+    def server_add(self, total: Any, ids: list[int], samples: list[int], values: Tensors) -> Any:
+        weights = [1] * len(ids) if self._weights == "uniform" else samples
+        with self._name_in_errors("server_add"):
+            return self._exchange.server_add(total, ids, weights, values)
+
+    def server_reply(self, server: Tensors, total: Any, round: int) -> tuple[Tensors, Tensors]:
+        with self._name_in_errors("server_reply"):
+            after, values = _pair(self._exchange.server_reply(server, total, round), "(the server's state, values)")
+            _expect_same("state: ", server, after, "server_start")
+            _expect_message(self.down, values, (), None)
+        if isinstance(self._method, Tracked) or self._method.tracks:
+            self._models_of_reply = round, server["model"], after["model"]
+        return after, values
+
+    def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
+        with self._name_in_errors("client_receive"):
+            after = self._exchange.client_receive(cohort, values, round)
+            check_same_clients(cohort, after)
+            if self._models_of_reply is not None and self._models_of_reply[0] == round < _COMPARED_ROUNDS:
+                _check_tracked(cohort, after, *self._models_of_reply[1:])
+            if self._is_last:
+                self._check_absence(
+                    "receive", cohort, lambda one: _results(self._exchange.client_receive(one, values, round))
+                )
+        return after
+
+    def _check_absence(self, what: str, cohort: Cohort, call: Callable[[Cohort], Tensors]) -> None:
+        """Refuse a function whose results depend on what a client does not keep while it is absent; checked once."""
+        if what in self._absence_checked:
+            return
+        self._absence_checked.add(what)
+        client = cohort.rows(slice(0, 1))
+        spoilt = dict(_spoil_dropped_values(client, self._method.client_rest(client)))
+        expected = call(client) if spoilt else {}
+        for name, without in spoilt.items():
+            if not _gives_same_results(call, without, expected):
+                raise MethodError(
+                    f"uses {name}, which clients do not keep while they are absent (see client_rest), so a "
+                    "client that comes back would compute with w⁰ in its place. If answers are changes of a model that "
+                    "all clients hold, derive the method from Tracked and leave `tracks` true: absent clients are then "
+                    'sent what they missed, and state["model"] is w; else use the answer and what client_rest keeps'
+                )
+
+
+def _check_tracked(before: Cohort, cohort: Cohort, old: Tensor, model: Tensor) -> None:
+    """Refuse a client that had the server's model before an answer and has another one after it. A client that had
+    another one before was out of sync already."""
+    if "model" not in cohort.state:
+        raise MethodError('got no state["model"], expected w there, because the method is Tracked')
+    device = cohort.params.device
+    same_before = (before.state["model"] == old.to(device)).all(dim=1)
+    fine = (~same_before | (cohort.state["model"] == model.to(device)).all(dim=1)).tolist()
+    if not all(fine):
+        raise MethodError(
+            f'got a state["model"] of client {cohort.ids[fine.index(False)]} that is not the server\'s model, '
+            "expected the same bits; both ends must compute it by the same operations on the same float32 values: "
+            "those that the answer carries, and the model before it"
+        )
+
+
+def _spoil_dropped_values(client: Cohort, at_rest: Cohort) -> Iterator[tuple[str, Cohort]]:
+    """For everything that a client does not keep while it is absent: its name, and the client with NaN in its place (77
+    for integers), so that a computation which uses it is found out."""
+
+    def spoil(value: Tensor) -> Tensor:
+        return torch.full_like(value, torch.nan if value.is_floating_point() else 77)
+
+    if client.params.shape[1] and not at_rest.params.shape[1]:
+        yield "cohort.params", replace(client, params=spoil(client.params))
+    for name, value in client.state.items():
+        if name not in at_rest.state:
+            yield f'state["{name}"]', client.with_state(**{name: spoil(value)})
+
+
+def _results(cohort: Cohort) -> Tensors:
+    return {"params": cohort.params, **cohort.state, **{f"heard.{name}": value for name, value in cohort.heard.items()}}
+
+
+def _gives_same_results(call: Callable[[Cohort], Tensors], cohort: Cohort, expected: Tensors) -> bool:
+    try:
+        results = call(cohort)
+    except Exception:  # a method may refuse NaN in its own way
+        return False
+    return all(torch.equal(value, results[name]) for name, value in expected.items())
+
+
+# --- clients ----------------------------------------------------------------------------------------------------------
+
+
+def check_same_clients(before: Cohort, after: Cohort) -> None:
+    """Refuse a cohort that has other clients, or tensors of other names, shapes, dtypes or devices."""
+    if not isinstance(after, Cohort):
+        raise MethodError(f"got {describe(after)}, expected a Cohort")
+    if after is before:
+        return
+    if (after.ids, after.samples) != (before.ids, before.samples):
+        raise MethodError(f"got clients {after.ids}, expected {before.ids}; keep `ids` and `samples`")
+    for name in ("params", "momentum"):
+        _expect_same("", {name: getattr(before, name)}, {name: getattr(after, name)}, "")
+    _expect_same("buffers: ", before.buffers, after.buffers, "the model")
+    _expect_same("state: ", before.state, after.state, "client_start")
+    _check_rows("scratch", after.scratch, after)
+    device = after.params.device
+    for name, value in after.heard.items():
+        if not isinstance(value, Tensor) or value.device != device:
+            raise MethodError(
+                f'heard["{name}"]: got {describe(value)}, expected a tensor on {device}; use cohort.with_heard, which '
+                "puts it there"
+            )
+
+
+def _check_rows(what: str, values: Tensors, cohort: Cohort) -> None:
+    for name, value in values.items():
+        expect_rows(f'{what}["{name}"]', value, len(cohort.ids), cohort.params.device)
+
+
+def _check_rest(before: Cohort, after: Cohort) -> None:
+    """Check what `client_rest` returns: it may drop entries, and must not change others."""
+    remaining = {name: value for name, value in before.state.items() if name in after.state}
+    _expect_same("state: ", remaining, after.state, "client_start")
+    if after.params.shape not in (before.params.shape, (len(before.ids), 0)):
+        raise MethodError(
+            f"got params {describe(after.params)}, expected them unchanged or cohort.without_model()"
+        )  # fmt: skip
+
+
+_CHECKS: dict[str, Check] = {
+    "client_start": lambda call, before, after: _check_rows("state", after.state, after),
+    "client_rest": lambda call, before, after: _check_rest(before, after),
+    "objective": lambda call, cohort, objective: check_objective(objective, cohort, call),
+    "after_training": lambda call, before, after: check_same_clients(before, after),
+    "global_model": lambda call, cohort, model: None,
+}
+
+
+# --- objectives -------------------------------------------------------------------------------------------------------
+
+
+def check_objective(objective: Objective, cohort: Cohort, remake: Callable[[Cohort], Objective] | None = None) -> None:
+    """Refuse an objective with a tensor that has one row for each client and is not marked PerClient.
+
+    A tensor may have as many rows by accident (ten classes, ten clients). Then it is in `cohort.heard`, or it has the
+    same shape in the objective that `remake` makes for one client alone. A cohort of one client needs no marks.
+    """
+    if not isinstance(objective, Objective):
+        raise MethodError(f"got {describe(objective)}, expected an Objective")
+    clients, shared, name = len(cohort.ids), {id(value) for value in cohort.heard.values()}, type(objective).__name__
+    alone: dict[str, Leaf] | None = None
+    for path, leaf in tensors_inside(objective).items():
+        if isinstance(leaf, PerClient):
+            expect_rows(f"{name}.{path}", leaf.value, clients, cohort.params.device)
+        elif leaf.shape[:1] == (clients,) and clients > 1 and id(leaf) not in shared:
+            if remake is not None:
+                alone = tensors_inside(remake(cohort.rows(slice(0, 1)))) if alone is None else alone
+                if not isinstance(same := alone.get(path), Tensor) or same.shape == leaf.shape:
+                    continue
+            raise MethodError(
+                f"{name}.{path}: got {describe(leaf)} with one row for each client, but not marked as such; pass "
+                f"PerClient(tensor) and read self.{path}.value in the objective, so that it is split together with the "
+                "clients (a tensor that all clients share belongs in cohort.with_heard)"
+            )
+
+
+def objective_gradient(objective: Objective, params: Tensor) -> Tensor | None:
+    """`objective.gradient(params)`, checked, and contiguous, as kernels read it."""
+    gradient = objective.gradient(params)
+    if gradient is None:
+        return None
+    _expect_like_params(f"{type(objective).__name__}.gradient", gradient, params)
+    return gradient.contiguous()
+
+
+def objective_after_step(objective: Objective, params: Tensor, step: int) -> Tensor:
+    """`objective.after_step(params, step)`, checked, in memory that the next step may write into."""
+    after = objective.after_step(params, step)
+    if after is params:
+        return params
+    _expect_like_params(f"{type(objective).__name__}.after_step", after, params)
+    tensors = (leaf.value if isinstance(leaf, PerClient) else leaf for leaf in tensors_inside(objective).values())
+    memory = after.untyped_storage().data_ptr()
+    shares_memory = any(tensor.untyped_storage().data_ptr() == memory for tensor in tensors)
+    return after.clone() if shares_memory else after.contiguous()
+
+
+def objective_feature_loss(objective: Objective) -> FeatureLoss:
+    """A function that returns `objective.loss(features, labels)` of some rows of the cohort, checked."""
+    objective_of = splitter(objective)
+
+    def feature_loss(rows: slice, features: Tensor, labels: Tensor) -> Tensor:
+        loss = objective_of(rows).loss(features, labels)
+        if not is_like(loss, features.shape[:1], features.dtype, {features.device}):
+            raise MethodError(
+                f"{type(objective).__name__}.loss: got {describe(loss)}, expected {features.dtype} of shape "
+                f"{list(features.shape[:1])} on {features.device}, one number for each client; take the mean over all "
+                "other axes"
+            )
+        return loss
+
+    return feature_loss
+
+
+def _expect_like_params(where: str, value: Any, params: Tensor) -> None:
+    if not is_like(value, params.shape, params.dtype, {params.device}):
+        raise MethodError(
+            f"{where}: got {describe(value)}, expected {params.dtype} of shape {list(params.shape)} on "
+            f"{params.device}, [clients, dim] like `params`; use expand_as(params), .to(params.dtype) or PerClient"
+        )
+
+
+# --- tensors ----------------------------------------------------------------------------------------------------------
+
+
+def _expect_tensors(what: str, values: Any) -> None:
+    if not isinstance(values, dict):
+        raise MethodError(f"{what}got {describe(values)}, expected a dict of tensors")
+    for name, value in values.items():
+        if not isinstance(value, Tensor):
+            raise MethodError(f"{what}{name}: got {describe(value)}, expected a tensor")
+
+
+def _expect_same(what: str, before: Mapping[str, Tensor], after: Any, declared: str) -> None:
+    """Refuse tensors of other names, shapes, dtypes or devices than before; `declared` names who declares them."""
+    _expect_tensors(what, after)
+    if after.keys() != before.keys():
+        added, lost = sorted(after.keys() - before.keys()), sorted(before.keys() - after.keys())
+        raise MethodError(
+            f"{what}got the entries {sorted(after)} ({added or 'none'} added, {lost or 'none'} missing), expected "
+            f"{sorted(before)}, those that {declared} makes; make every entry there, with zeros for instance"
+        )
+    for name, value in after.items():
+        old = before[name]
+        if not is_like(value, old.shape, old.dtype, {old.device}):
+            raise MethodError(
+                f"{what}{name}: got {describe(value)}, expected {old.dtype} of shape {list(old.shape)} on "
+                f"{old.device}, as before; keep shape, dtype and device from round to round"
+            )
+
+
+def _expect_message(
+    message: Message, values: Any, rows: tuple[int, ...], devices: Collection[torch.device] | None
+) -> None:
+    """Refuse values of a message that are not one tensor for each declared field."""
+    _expect_tensors("", values)
+    names = [part.name for part in message.fields]
+    if sorted(values) != sorted(names):
+        raise MethodError(f"got values for {sorted(values)}, expected the message's fields {sorted(names)}")
+    for part in message.fields:
+        value, shape, kind = values[part.name], (*rows, *part.shape), _DTYPES[part.dtype]
+        if not is_like(value, shape, kind, devices or {value.device}):
+            raise MethodError(
+                f"field {part.name!r}: got {describe(value)}, expected {kind} of shape {list(shape)} as "
+                f"{type(part).__name__} is declared"
+            )
+
+
+def _pair(result: Any, expected: str) -> tuple[Any, Any]:
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise MethodError(f"got {describe(result)}, expected the pair {expected}")
+    return result
+
+
+def expect_rows(what: str, value: Any, clients: int, device: torch.device) -> None:
+    if not isinstance(value, Tensor) or value.shape[:1] != (clients,) or value.device != device:
+        raise MethodError(
+            f"{what}: got {describe(value)}, expected a tensor of shape [{clients}, …] on {device}, one row for "
+            "each client of the cohort; make it with torch.zeros_like(cohort.params) or value.expand(clients, …)"
+        )
+
+
+def is_like(value: Any, shape: Collection[int], dtype: torch.dtype, devices: Collection[torch.device]) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and tuple(value.shape) == tuple(shape)
+        and value.dtype == dtype
+        and value.device in devices
+    )
+
+
+def describe(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{value.dtype} of shape {list(value.shape)} on {value.device}"
+    return f"a {type(value).__name__}"
