@@ -23,7 +23,7 @@ from pfedlms.deploy.coordinator import RoundLog
 from pfedlms.deploy.envelope import Code, Envelope, Reason, Record, decode
 from pfedlms.deploy.nodes import largest_reply, message_bytes
 from pfedlms.deploy.run_setup import RunSetup
-from pfedlms.errors import UsageError, shown
+from pfedlms.errors import UsageError, printable
 from pfedlms.flower import audit
 from pfedlms.flower.signing import strip_seal
 from pfedlms.flower.superlink import describe_violation

@@ -21,7 +21,7 @@ from pfedlms.backend import one_thread_per_operator
 from pfedlms.deploy.envelope import Kind
 from pfedlms.deploy.nodes import Nodes, Transport
 from pfedlms.deploy.run_setup import RunSetup
-from pfedlms.engine.reports import Counts, Evaluation, RoundReport, Stopwatch, evaluation
+from pfedlms.engine.reports import Counts, Evaluation, RoundReport, Stopwatch, personal_evaluation
 from pfedlms.engine.server import START, Server, ServerState
 from pfedlms.engine.transport import Event, Flag, Inbox, Split
 from pfedlms.errors import QuorumError, UsageError, printable
@@ -91,13 +91,13 @@ class Coordinator:
     def step(self) -> RoundReport | None:
         """Play one trip. Returns the report of the round if the trip ends it."""
         state = self._state
-        with execution_settings(self.config), own_threads():
+        with execution_settings(self.config), one_thread_per_operator():
             inbox = self._server.inbox(state, self._server.outbox(state))
         self._nodes.carry(inbox.requests, inbox)
         for client in {client for request in inbox.requests for client in request.clients}.difference(inbox.failed):
             self._warned.pop((client, False), None)
         self._warn(inbox.events)
-        with execution_settings(self.config), own_threads():
+        with execution_settings(self.config), one_thread_per_operator():
             after = self._server.step(state, inbox)
         self._warn(after.events)
         self.samples |= inbox.aggregation.claims if inbox.aggregation is not None else {}
@@ -140,7 +140,7 @@ class Coordinator:
 
     def _evaluation(self, measured: Mapping[Split, Counts]) -> Evaluation:
         test, validation = measured.get(Split.TEST, {}), measured.get(Split.VALIDATION, {})
-        result = evaluation(test, validation, self.criterion.score is None)
+        result = personal_evaluation(test, validation, self.criterion.score is None)
         if result is None:
             raise QuorumError("evaluation: got no measurement of any node, expected one of every node that trained")
         return result
@@ -219,7 +219,7 @@ class RoundLog(Callback):
             f"round {record['round']}/{run.config.train.rounds}: {len(record['participants'])} trained, loss "
             f"{record['loss']:.4f}, {up:,} bytes up, {down:,} down{catch_up}, {now - self._last_time:.1f} s"
         )
-        self._left_out = "; ".join(f"{client}: {shown(why)}" for client, why in record["left_out"].items())
+        self._left_out = "; ".join(f"{client}: {printable(why)}" for client, why in record["left_out"].items())
         self._last_time = now
 
     def on_evaluation(self, run: RunInfo, record: Mapping[str, Any]) -> None:

@@ -171,7 +171,7 @@ def refusal_text(record: Record) -> str:
     text = bytes(record.data[:MAX_TEXT_BYTES]).decode(errors="replace")
     if "got magic b'PFLS'" in text:
         text = "its pfedlms does not know signed requests; update pfedlms there and run `pfedlms deploy upgrade FOLDER`"
-    return f"{name.lower()}: {shown(text)}"
+    return f"{name.lower()}: {printable(text)}"
 
 
 def training_record(phase: int, samples: int, loss: float) -> Record:

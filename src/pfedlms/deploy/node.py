@@ -20,8 +20,7 @@ from pfedlms.backend import one_thread_per_operator
 from pfedlms.cohort import Cohort
 from pfedlms.deploy.envelope import Envelope, Kind, Reason, decode, measurement_record, refusal, training_record
 from pfedlms.deploy.run_setup import RunSetup
-from pfedlms.engine.client import Client, on_host
-from pfedlms.engine.training import LocalWorker
+from pfedlms.engine.client import Client, LocalWorker, to_arrays
 from pfedlms.engine.transport import Code, Flag, Record, Split
 from pfedlms.errors import DivergedError, RunDirectoryError, WireError
 from pfedlms.experiment.config import Config
@@ -139,7 +138,7 @@ class Node:
             digest = hashlib.sha256(request).digest()
             if (reply := self._check(envelope, digest)) is not None:
                 return reply
-            with execution_settings(self.config), own_threads():
+            with execution_settings(self.config), one_thread_per_operator():
                 after, reply = self._execute(envelope)
             if envelope.kind == Kind.REQUEST:
                 after = replace(after, trip=envelope.trip, request=digest, reply=reply)
@@ -236,7 +235,7 @@ class Node:
         if self._client.message_of(order) is self._client.catch_up.changes and received.values["since"][0] > known:
             since = received.values["since"][0]
             raise RefusalError(Reason.ORDER, f"changes since round {since} take {since} answers, got {known} so far")
-        after = self._client.take_in(state.cohort, order, received)
+        after = self._client.receive(state.cohort, order, received)
         return replace(state, cohort=after, ongoing=None, answers_known=order.number + 1)
 
     def _send(self, state: State, order: Record) -> tuple[State, bytes]:
@@ -295,7 +294,7 @@ class Node:
 
     def _load(self) -> State:
         if not self.path.exists():
-            return State(self._method.client_start(self._terms.fresh((self.client,), (self.samples,))))
+            return State(self._method.client_start(self._terms.new_cohort((self.client,), (self.samples,))))
         try:
             with zipfile.ZipFile(self.path) as archive:
                 if damaged := archive.testzip():  # torch.load itself compares no checksums

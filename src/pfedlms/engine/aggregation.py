@@ -146,7 +146,7 @@ class Aggregation:
     @cached_property
     def _buffer(self) -> dict[str, NDArray[Any]]:
         """Memory for messages that arrive one by one. It is reused, because fresh memory costs more than the copy."""
-        return self.exchange.up.room(self.capacity)
+        return self.exchange.up.empty_values(self.capacity)
 
     def close(self) -> tuple[Tensors, dict[str, Any]]:
         """The server's next state, and the values of its answer as arrays."""

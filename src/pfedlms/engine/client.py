@@ -364,7 +364,7 @@ class LocalWorker:
     def evaluate(self, cohort: Cohort, params: Tensor, split: Sequence[Indices]) -> tuple[Tensor, Tensor]:
         """Correct predictions (or summed scores) and summed loss of each client's `params` on its own samples of
         `split`, with its own running statistics."""
-        self._data.find(cohort.ids)
+        self._data.prefetch(cohort.ids)
         indices = self._indices_of(cohort.ids, split)
         stripped = replace(cohort.without_round_values(), state={}, params=params.expand_as(cohort.params))
         results = torch.empty(len(cohort.ids), 2, dtype=torch.float64, device=cohort.params.device)

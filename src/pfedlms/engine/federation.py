@@ -174,7 +174,7 @@ class Federation:
         """Measure the clients held out of the run on their own test splits: with what a new client gets after the last
         round (the shared model, or w⁰ if there is none), and after its first local steps."""
         started, trained = Counts(), Counts()
-        held_out = self.data.held_out()
+        held_out = self.data.newcomer_data()
         client = self._client_for(held_out, self.criterion)
         for before_steps, after_steps in self._join(client, held_out):
             started |= client.measure_start(before_steps)

@@ -14,7 +14,7 @@ from pfedlms.engine.participation import Participation
 from pfedlms.methods.contract import Method, Task
 from pfedlms.models.forward import CohortModel
 from pfedlms.settings import shared_settings
-from pfedlms.step import kept_numbers
+from pfedlms.step import optimizer_size
 from pfedlms.train_settings import TrainSettings
 from pfedlms.wire.frames import VERSION, agreement_digest
 
@@ -37,7 +37,7 @@ class Terms:
         self.digest = method_digest(self.method)
         self.catch_up = CatchUp(self.method, self.digest)
         """How absent clients of a method that tracks a model receive it."""
-        self._momentum_size = kept_numbers(model.layout.dim, train.optimizer, train.momentum)
+        self._momentum_size = optimizer_size(model.layout.dim, train.optimizer, train.momentum)
 
     def new_cohort(self, ids: tuple[int, ...], samples: tuple[int, ...]) -> Cohort:
         """Clients that have not taken part yet, as `Method.client_start` takes them."""

@@ -80,7 +80,7 @@ class SharedModelWarning(Callback):
             return
         pairs = [(line.get("g_acc"), line["p_acc"]) for line in run.metrics]
         measured = [(shared, personal) for shared, personal in pairs if shared is not None and personal is not None]
-        symptom = falls_apart([shared for shared, _ in measured], [personal for _, personal in measured])
+        symptom = shared_model_problem([shared for shared, _ in measured], [personal for _, personal in measured])
         if symptom:
             self._warned = True
             sketchmean = run.config.method == "sketchmean"

@@ -278,7 +278,7 @@ def load_config(
     for section, values in given.items():
         if isinstance(values, Mapping):
             given[section] = {
-                key: as_plain(value)
+                key: to_python_number(value)
                 for key, value in values.items()
                 if not (stored and (section, key, value) in REMOVED)
             }
@@ -354,7 +354,7 @@ def _problems(tables: Mapping[str, Any], declared: Mapping[str, type[Any]], meth
             foreign = {key: explain_foreign_key(key, method) for key in values} if section == "method" else {}
             errors += [f"method.{key}: {explanation}" for key, explanation in foreign.items() if explanation]
             rest = {key: value for key, value in values.items() if not foreign.get(key)}
-            errors += problems(section, declared[section], rest, _suggest_place)
+            errors += find_problems(section, declared[section], rest, _suggest_place)
     return errors
 
 

@@ -27,7 +27,7 @@ from pfedlms.wire.frames import SERVER, Intake, frame
 def message_cost(method: Method) -> Traffic:
     """Bytes of one client in one round, without catching up. A message of every kind is encoded and decoded again, at
     its largest size, or at an average size if it sends positions, see `is_estimate`."""
-    digest = agreement(method)
+    digest = method_digest(method)
     total = Traffic()
     for exchange in method.exchanges:
         for message, sender, samples in ((exchange.up, 0, 1), (exchange.down, SERVER, 0)):

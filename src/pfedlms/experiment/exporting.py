@@ -94,7 +94,7 @@ class RunModels:
         own_data = match_input_type(model.module, own_data)
         criterion = problem.criterion(trial_outputs(model, own_data, self.config), own_data)
         with self._state_loaded():
-            return self._module(self.federation.personalised(own_data.to(model.device), criterion, local_steps))
+            return self._module(self.federation.personalise(own_data.to(model.device), criterion, local_steps))
 
     @contextmanager
     def _state_loaded(self) -> Iterator[None]:

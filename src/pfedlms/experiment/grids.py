@@ -67,7 +67,7 @@ def plan_grid(
     for row, own_tables in () if plan_problems else method_tables.items():
         method = own_tables["method"]["name"]
         for values in _combinations(method, axes):
-            texts = [f"{key.partition('.')[2]}={as_plain(value)}" for key, value in values.items()]
+            texts = [f"{key.partition('.')[2]}={to_python_number(value)}" for key, value in values.items()]
             label = " ".join([*([row] if len(method_tables) > 1 or not axes else []), *texts])
             value_tables = ({key.partition(".")[0]: {key.partition(".")[2]: value}} for key, value in values.items())
             tables = merge(tables_for_method(common, method, names), own_tables, *value_tables)
@@ -139,7 +139,9 @@ def split_grid(grid: Mapping[str, Any], method: str) -> tuple[Any, Axes]:
     ]
     if problems:
         raise ConfigError(problems)
-    return methods, {".".join(places[key]): [as_plain(value) for value in values] for key, values in axes.items()}
+    return methods, {
+        ".".join(places[key]): [to_python_number(value) for value in values] for key, values in axes.items()
+    }
 
 
 def split_values(assignments: Sequence[str], method: str) -> tuple[list[str], Axes]:
@@ -240,7 +242,7 @@ def _axis_problems(axes: Axes) -> list[str]:
 
 
 def _has_duplicates(values: Iterable[Any]) -> bool:
-    texts = [repr(as_plain(value)) for value in values]
+    texts = [repr(to_python_number(value)) for value in values]
     return len(set(texts)) < len(texts)
 
 

@@ -197,7 +197,7 @@ def partition_pool(config: Config, pool: Pool) -> FederatedData:
 def check_all_runs(configs: Sequence[Config], problem: Problem = NAMED_PROBLEM) -> int:
     """Check all runs of a study before the first one trains: data and model of the first, and the partitions of the
     others; warn about settings without effect, once for all. Returns the number of parameters of the first model."""
-    processes.refuse_several("a study")
+    processes.refuse_multiple_processes("a study")
     first, *others = configs
     parameters = prepare(first, problem).model.layout.dim
     warned = set(ineffective_settings(first))

@@ -228,10 +228,10 @@ class Run:
         if stored is not None and new:
             stored.create(complete.to_toml())
         if stored is not None and not complete.train.patience:  # best.pt must not refer to rows that are overwritten
-            federation.keep_in(stored.path)
+            federation.use_folder(stored.path)
         config = complete.with_run(**overrides)
         active = ActiveRun(config, federation, stored, self.label)
-        with federation.leading() as end:
+        with federation.lead() as end:
             summary, stopped = run_rounds(active, callbacks, checkpoint)
             end((config, active.metrics, summary, stopped))
         result = Run(config, self.directory, self.problem, self.label, active.metrics, summary, stopped)

@@ -26,7 +26,7 @@ import torch
 
 from pfedlms.errors import RunDirectoryError, StorageError, resume_command
 from pfedlms.experiment.problem import resume_instruction
-from pfedlms.files import FULL, write_atomically, write_text
+from pfedlms.files import DISK_FULL, write_atomically, write_text
 
 SCHEMA = 2
 RESTART_SERVER = "start the server again (./run.sh)"

@@ -157,7 +157,7 @@ def server_app(file: Path, custom: Problem | None) -> Any:
             audit.append(Path(flower.audit), "run", flower_run=context.run_id, **run)
         with warnings.catch_warnings():
             warnings.simplefilter("always")
-            warnings.showwarning = lambda message, *_, **__: say(f"pfedlms: {shown(str(message), 1000)}")
+            warnings.showwarning = lambda message, *_, **__: say(f"pfedlms: {printable(str(message), 1000)}")
             if flower.check:
                 check_nodes(config, carrier, carrier.survey(flower.wait, config.run.timeout), setup.run)
             else:
@@ -184,7 +184,7 @@ def check_nodes(config: Config, carrier: Carrier, online: set[int], run: bytes) 
         expected = {**server, "place": str(client)}
         text = answer.text if isinstance(answer, Failure) else describe_differences(expected, answer)
         results.append(
-            (f"client {client}, node {carrier.places[client]}: {shown(text) or 'as the server'}", bool(text))
+            (f"client {client}, node {carrier.places[client]}: {printable(text) or 'as the server'}", bool(text))
         )
     for client, nodes in sorted(carrier.contested_places.items()):
         results.append((f"client {client}: nodes {', '.join(map(str, nodes))} all say that this is their place", True))
@@ -205,7 +205,7 @@ def describe_differences(server: Mapping[str, str], answer: bytes) -> str:
     except (ValueError, TypeError):
         return "got no answer that can be read"
     return ", ".join(
-        f"{name}: got {shown(str(node.get(name)), 80)}, expected {value}"
+        f"{name}: got {printable(str(node.get(name)), 80)}, expected {value}"
         for name, value in server.items()
         if node.get(name) != value
     )
@@ -265,7 +265,7 @@ def _read(message: Message, node: int) -> bytes | Failure:
     must be its own, too."""
     if message.has_error():
         lines = (message.error.reason or "").strip().splitlines() or ["no reason was given"]
-        return Failure(f"{shown(lines[-1])} (Flower's code {message.error.code})", message.error.code == _NODE_GONE)
+        return Failure(f"{printable(lines[-1])} (Flower's code {message.error.code})", message.error.code == _NODE_GONE)
     if message.metadata.src_node_id != node:
         return Failure(f"a reply names node {message.metadata.src_node_id} as its sender, expected {node}")
     if list(message.content) != ["pfedlms"]:

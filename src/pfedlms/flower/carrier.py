@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pfedlms.deploy.envelope import Reason, decode, refusal
-from pfedlms.errors import shown
+from pfedlms.errors import printable
 from pfedlms.flower.signing import strip_seal
 
 WHO, CHECK, REQUEST = "query.who", "query.check", "train.request"
@@ -215,7 +215,7 @@ class Carrier:
         """Give a node the place that it names, if that is free."""
         if isinstance(answer, Failure) and answer.gone:
             return
-        text = shown(answer.text if isinstance(answer, Failure) else answer[:20].decode(errors="replace"))
+        text = printable(answer.text if isinstance(answer, Failure) else answer[:20].decode(errors="replace"))
         if isinstance(answer, Failure) or not text.isdecimal() or int(text) >= self._clients:
             self._without_place[node] = self._clock()
             self._say(f"node {node}: got {text!r} for its place, expected a partition-id below {self._clients}")
@@ -257,7 +257,7 @@ class Carrier:
                 self._refuse(trip, client, reply.text)
 
     def _refuse(self, trip: _Trip, client: int, text: str) -> None:
-        trip.replies[client] = refusal(decode(strip_seal(trip.waiting.pop(client))), Reason.FAILED, shown(text))
+        trip.replies[client] = refusal(decode(strip_seal(trip.waiting.pop(client))), Reason.FAILED, printable(text))
 
 
 def _pause(elapsed: float, waiting: int) -> float:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pfedlms import __version__
 from pfedlms.deploy.run_setup import RunSetup
-from pfedlms.errors import PfedlmsError, UsageError, shown
+from pfedlms.errors import PfedlmsError, UsageError, printable
 from pfedlms.flower import MISSING
 from pfedlms.flower.approval import SERVER, approve
 from pfedlms.flower.carrier import CHECK_RECORD
@@ -201,4 +201,4 @@ def _check_nodes(folder: Path) -> list[CheckResult]:
     if records:
         return [CheckResult("nodes", record["text"], record["wrong"]) for record in records]
     last = [line for line in lines if line][-5:] or ["flwr run: said nothing"]
-    return [CheckResult("nodes", shown(line), wrong=True) for line in last]
+    return [CheckResult("nodes", printable(line), wrong=True) for line in last]

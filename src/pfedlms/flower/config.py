@@ -100,7 +100,7 @@ def run_settings(file: Path, run_config: Mapping[str, Any]) -> tuple[Config, Flo
         if value != AS_IN_FILE:
             tables.setdefault(section, {})[key] = value
     flower = tables.pop("flower", {})
-    found = problems("flower", FlowerSection, flower)
+    found = find_problems("flower", FlowerSection, flower)
     try:
         config = load_config(None, merge(_without_other_methods(read_toml(file), tables), tables))
     except ConfigError as error:
@@ -121,7 +121,7 @@ def node_settings(
 ) -> tuple[Config, NodeSection, Path]:  # fmt: skip
     """A node's configuration, in which its owner's settings come last; its section; and the folder for its state."""
     values = {name.replace("-", "_"): value for name, value in node_config.items()}
-    found = problems("node-config", NodeSection, {"partition_id": -1} | values)
+    found = find_problems("node-config", NodeSection, {"partition_id": -1} | values)
     names = {field.name for field in fields(NodeSection)}
     section = NodeSection(**{key: value for key, value in values.items() if key in names})
     if not section.state and not flower.state:

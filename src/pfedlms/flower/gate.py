@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 
 from pfedlms.deploy.nodes import message_bytes
 from pfedlms.deploy.run_setup import RunSetup
-from pfedlms.errors import PfedlmsError, UsageError, shown
+from pfedlms.errors import PfedlmsError, UsageError, printable
 from pfedlms.files import write_atomically
 from pfedlms.flower import approval, audit
 from pfedlms.flower.config import app_settings, read_places
@@ -106,7 +106,7 @@ def _register_key(folder: Path, file: Path, key: str) -> int:
 
 def _unregister(folder: Path, place: int, node: int) -> None:
     done = call_flwr(folder, "supernode", "unregister", str(node), NAME, "--format", "json")
-    output = shown((done.stderr or done.stdout).strip())
+    output = printable((done.stderr or done.stdout).strip())
     audit.append(folder / AUDIT, "revoked", place=place, node=node, flower=done.returncode)
     print(f"node {node} of place {place} is revoked" + (f" (Flower: {output})" if done.returncode else ""))
 

@@ -92,7 +92,7 @@ class CohortModel:
         runner = self._runner
         # On a CPU, long operators may use all threads; inside the engine, short ones run on one thread each.
         short = self.device.type != "cpu" or runner.has_short_operators(len(x))
-        with nullcontext() if short else long_operators():
+        with nullcontext() if short else all_threads_per_operator():
             return runner.run_all(len(x), partial(run_rows, runner))
 
     def cohort(self, ids: tuple[int, ...], samples: tuple[int, ...], optimizer_size: int = 0) -> Cohort:

@@ -87,7 +87,7 @@ class Layout:
     @classmethod
     def of_vector(cls, size: int) -> Layout:
         """A layout of one layer, a vector of `size` entries."""
-        return cls((), (Layer("vector", 0, whole("size", size, 1)),))
+        return cls((), (Layer("vector", 0, check_integer("size", size, 1)),))
 
     @property
     def dim(self) -> int:
@@ -115,7 +115,7 @@ class Layout:
 
 def check_ratio(ratio: float) -> float:
     """The ratio m / N as a float; raise ValueError if it is not above 0 and at most 1."""
-    return number("ratio", ratio, 0, 1, "it is the share of a layer's padded size that is kept")
+    return check_number("ratio", ratio, 0, 1, "it is the share of a layer's padded size that is kept")
 
 
 def flat_layout(module: nn.Module) -> Layout:

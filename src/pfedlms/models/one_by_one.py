@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from pfedlms.backend import own_threads, spread, streams
+from pfedlms.backend import for_each_in_threads, one_thread_per_operator, streams
 from pfedlms.models.pool_cpu import replace_poolings
 from pfedlms.models.runner import FunctionalModule, Pass, Result, Runner, hooks_backward, hooks_forward
 
@@ -52,8 +52,8 @@ class OneByOne(Runner):
             with torch.set_grad_enabled(with_gradient):
                 results[row.start] = work(row)
 
-        with own_threads():
-            spread(run_client, rows)
+        with one_thread_per_operator():
+            for_each_in_threads(run_client, rows)
         return [results[row.start] for row in rows]
 
     def _on_streams(self, rows: list[slice], work: Callable[[slice], Result]) -> list[Result]:

@@ -69,7 +69,7 @@ class Pull:
     ) -> None:
         device, layers = sketch.rows.device, len(sketch.shape.places)
         arguments = {"thresholds": thresholds, "deviations": deviations, "consensus": consensus}
-        tau, sigma, agreed = (tensor_of(name, values, device) for name, values in arguments.items())
+        tau, sigma, agreed = (as_tensor(name, values, device) for name, values in arguments.items())
         if tau.ndim != 2 or len(tau) != layers or not 1 <= tau.shape[1] <= 255 or not tau.is_floating_point():
             raise ValueError(
                 f"thresholds: got {tau.dtype} of shape {tuple(tau.shape)}, expected floats of shape [{layers}, T], T "
@@ -132,14 +132,14 @@ class Pull:
                 "it under torch.no_grad()"
             )
         if where == "cpu":
-            return in_kind(params, cpu.gradient(self, theta))
+            return like_input(params, cpu.gradient(self, theta))
         if where == "gpu":
             from pfedlms.pull import gpu
 
-            return in_kind(params, gpu.gradient(self, theta))
+            return like_input(params, gpu.gradient(self, theta))
         tau, widths = self.thresholds.to(theta.dtype), self.widths.to(theta.dtype)
         slope = penalty_slope(self.sketch.forward(theta), tau, widths, self.consensus, self.sketch.layers)
-        return in_kind(params, self.sketch.adjoint(slope * self.strength))
+        return like_input(params, self.sketch.adjoint(slope * self.strength))
 
     @cached_property
     def widths(self) -> Tensor:

@@ -46,7 +46,7 @@ def write_page(
         for stem, figure in by_stem.items():
             figure.save(f"{stem}.svg")
     except OSError as error:
-        raise UsageError(not_written(file, error)) from error
+        raise UsageError(write_failure(file, error)) from error
     return [*files, *(Path(f"{stem}.svg") for stem in by_stem)]
 
 

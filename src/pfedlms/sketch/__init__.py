@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from pfedlms import rng
 from pfedlms.backend import backend_of, to_device
-from pfedlms.checks import Array, Values, floats, in_kind, tensor_of, whole
+from pfedlms.checks import Array, Values, as_tensor, check_floats, check_integer, like_input
 from pfedlms.models.layout import Layout, check_ratio
 from pfedlms.quantise import pack_signs, root_mean_squares
 from pfedlms.sketch import cpu
@@ -118,7 +118,10 @@ class Sketch:
                 "Sketch.of_vector(size, …)"
             )
         shape = shape_of(layout, check_ratio(ratio), allocation)
-        seed, epoch = whole("seed", seed, 0, rng.MOST), whole("epoch", epoch, 0, rng.MOST)
+        seed, epoch = (
+            check_integer("seed", seed, 0, rng.LARGEST_SEED),
+            check_integer("epoch", epoch, 0, rng.LARGEST_SEED),
+        )
         try:
             place = torch.device(device or "cpu")
         except RuntimeError as error:
@@ -213,7 +216,7 @@ class Sketch:
         2^24, which are exact in every order of summation: so all devices give the same bits."""
         rows = self.check("sketched", sketched, self.size)
         _refuse_autograd("spread", "sketched", rows, "adjoint")
-        return in_kind(sketched, self._spread(rows))
+        return like_input(sketched, self._spread(rows))
 
     def _spread(self, sketched: Tensor) -> Tensor:
         result: Tensor = _implementation(sketched).adjoint(self, sketched, scaled=False)
@@ -252,7 +255,7 @@ class Sketch:
                     f"{tuple(params.shape)} as params; pass {name} of every client, in the same precision"
                 )
         sketched, unsent = _implementation(checked[0]).split(self, *checked)
-        return in_kind(params, sketched), in_kind(params, unsent)
+        return like_input(params, sketched), like_input(params, unsent)
 
     def signs_and_rms(self, sketched: Tensor) -> tuple[Tensor, Tensor]:
         """The signs of sketches `[clients, Σ m]`, one bit each (`quantise.pack_signs`), and the root mean square of
@@ -295,7 +298,7 @@ class Sketch:
     def check(self, name: str, values: Tensor | Array, width: int) -> Tensor:
         """`values` as rows `[clients, width]` on this device; raise ValueError if they are not, because kernels do not
         check bounds."""
-        rows = floats(name, tensor_of(name, values, self.rows.device))
+        rows = check_floats(name, as_tensor(name, values, self.rows.device))
         if rows.ndim not in (1, 2) or rows.shape[-1] != width:
             raise ValueError(
                 f"{name}: got shape {tuple(rows.shape)}, expected [clients, {width}] or [{width}]; the sketch is of "

@@ -105,14 +105,14 @@ class Symbols(RowField):
     def write_rows(self, values: Values, out: Array) -> None:
         symbols, (flat, stride) = self._check_symbols(self.check_value(values, len(out))), row_memory(out)
         powers, width, _, _ = _blocks(self.levels)
-        share(pack_rows, len(symbols), symbols.shape[1], symbols, flat, stride, self._table, powers, width)
+        run_kernel(pack_rows, len(symbols), symbols.shape[1], symbols, flat, stride, self._table, powers, width)
 
     def read_rows(self, data: Array, out: Array | None = None) -> Array | None:
         flat, stride = row_memory(data)
         flat.flags.writeable = False
         symbols = np.empty((len(data), *self.shape), np.uint8) if out is None else out
         refused, blocks = np.zeros(1, np.uint8), _blocks(self.levels)
-        share(unpack_rows, len(symbols), symbols.shape[1], flat, stride, symbols, self._table, *blocks, refused)
+        run_kernel(unpack_rows, len(symbols), symbols.shape[1], flat, stride, symbols, self._table, *blocks, refused)
         return None if refused[0] else symbols
 
     def refusal(self, row: Array) -> str:

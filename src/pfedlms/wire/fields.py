@@ -128,11 +128,11 @@ class Floats(RowField):
 
     def write(self, values: Values, out: memoryview) -> None:
         target, value = np.frombuffer(out, dtype="<f4"), self.check_value(values)
-        share(lambda first, last: np.copyto(target[first:last], value[first:last]), self.count, 1)
+        run_kernel(lambda first, last: np.copyto(target[first:last], value[first:last]), self.count, 1)
 
     def write_rows(self, values: Values, out: Array) -> None:
         rows = self.check_value(values, len(out)).astype("<f4", copy=False).view(np.uint8)
-        share(lambda first, last: np.copyto(out[first:last], rows[first:last]), len(out), self.count)
+        run_kernel(lambda first, last: np.copyto(out[first:last], rows[first:last]), len(out), self.count)
 
     def read_rows(self, data: Array, out: Array | None = None) -> Array | None:
         # The kernel needs numbers whose addresses are multiples of 4.
@@ -143,7 +143,7 @@ class Floats(RowField):
         refused, minimum, read_only = np.zeros(1, np.uint8), float(self.minimum), rows.view()
         read_only.flags.writeable = False  # numba compiles a kernel for read-only inputs and again for others
         for row in read_only:
-            share(check_finite, self.count, 1, row, minimum, refused)
+            run_kernel(check_finite, self.count, 1, row, minimum, refused)
         return None if refused[0] else rows
 
     def refusal(self, row: Array) -> str:
