@@ -126,7 +126,7 @@ class Coordinator:
         """The evaluation of the last phase, which its participants have measured."""
         return self._evaluation(self._state.measured)
 
-    def everyone(self) -> Evaluation:
+    def evaluate_everyone(self) -> Evaluation:
         """The evaluation of all clients that can be reached. A client that was absent in the last phase applies the
         missed answers and takes its local steps on a copy of its state."""
         state = self._state

@@ -195,7 +195,7 @@ class ActiveRun(RunInfo):
     def _newcomers(self) -> dict[str, Any]:
         """Measures of the clients held out of the run, before and after their first local steps."""
         results: dict[str, Any] = {"clients": len(self.federation.data.newcomers)}
-        for name, measured in zip(("before", "after"), self.federation.newcomers(), strict=True):
+        for name, measured in zip(("before", "after"), self.federation.evaluate_newcomers(), strict=True):
             results |= {name: measured.accuracy, f"{name}_loss": measured.loss}
             results |= {f"{name}_perplexity": measured.perplexity} if self._has_perplexity else {}
             results[f"client_{name}"] = measured.per_client
@@ -220,7 +220,7 @@ class ActiveRun(RunInfo):
         has_everyone = last.get("round") == self.round and "clients" not in last
         if not has_everyone and not self.config.run.everyone:
             return None
-        results = last if has_everyone else self._results(self.federation.everyone())
+        results = last if has_everyone else self._results(self.federation.evaluate_everyone())
         accuracies = [value for value in results["client_acc"] if value is not None]
         return {
             "accuracy": results["p_acc"],
