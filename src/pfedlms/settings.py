@@ -58,12 +58,12 @@ def one_of(*names: str) -> Callable[[], list[str]]:
 def shared_settings(settings: Any) -> dict[str, Any]:
     """The values that server and clients must agree on: all fields but those that only the server uses, and those that
     are optional and at their defaults."""
-    values = {each.name: getattr(settings, each.name) for each in fields(settings)}
+    values = ((declared, getattr(settings, declared.name)) for declared in fields(settings))
     return {
-        each.name: values[each.name]
-        for each in fields(settings)
-        if not each.metadata.get("server_only")
-        and not (each.metadata.get("optional") and values[each.name] == each.default)
+        declared.name: value
+        for declared, value in values
+        if not declared.metadata.get("server_only")
+        and not (declared.metadata.get("optional") and value == declared.default)
     }
 
 

@@ -86,7 +86,7 @@ def test_all_forms_lead_to_the_bits_of_the_server(method: str, settings: dict[st
         chosen = played(federation(method, digits(8), **settings), 5)
     by, server = chosen._terms.catch_up, chosen._state.server
     answers = [sent for sent in messages if sent.sender == SERVER]
-    start = chosen.method.client_start(chosen._new_clients((3,)))
+    start = chosen._clients.start((3,))
     replayed = start
     for sent in answers:
         order = Record(Code.ANSWER, sent.round, data=sent.data)
@@ -117,7 +117,7 @@ def test_a_client_with_another_model_is_not_set_right_by_answers(method: str) ->
     """A simulation takes w from the server where a client's own was right; else it computes what the client would."""
     chosen = played(federation(method, digits(5)), 4)
     state = chosen._state
-    off = chosen.method.client_start(chosen._new_clients((0, 1)))
+    off = chosen._clients.start((0, 1))
     wrong = off.state["model"].clone()
     wrong[1, 0] += 1.0
     answers = tuple(Record(Code.ANSWER, number, data=data) for number, data in state.log.frames.items())

@@ -40,7 +40,7 @@ def test_the_loss_is_the_mean_over_the_steps_a_client_takes() -> None:
     """One phase at a rate near 0: the loss at w⁰ on the client's own batches."""
     run = federate("local", local_epochs=EPOCHS, learning_rate=1e-12)
     loop, module = Loop(run.data), Loop(run.data).module
-    _, losses = run._worker.train(run._new_clients(tuple(range(CLIENTS))), Objective(), 0)
+    _, losses = run._worker.train(run._clients.start(tuple(range(CLIENTS))), Objective(), 0)
     for k in range(CLIENTS):
         batches = loop.batches(k, 0, steps_of(k), steps_of(k))
         own = [nn.functional.cross_entropy(module(run.data.x[each].double()), run.data.y[each]) for each in batches]

@@ -97,12 +97,8 @@ class Aggregation:
         """Take messages of one size, `[messages, bytes]`, with ascending ids, all or none: False where one is not as it
         should be, or others wait to be added up. `frames` must stay as they are until they are. Where it
         `adds_on_gpu`, also `[messages, words]` in a GPU's memory."""
-        stated = zip(senders, samples, strict=True)
-        if (
-            self._arrived
-            or self._rows
-            or any(self.claims.get(client, claimed) != claimed for client, claimed in stated)
-        ):
+        claims = zip(senders, samples, strict=True)
+        if self._arrived or self._rows or any(self.claims.get(client, own) != own for client, own in claims):
             return False
         accept: Any = self._intake.accept_on_gpu if isinstance(frames, Tensor) else self._intake.accept_rows
         self._rows = accept(frames)
@@ -171,10 +167,8 @@ class Aggregation:
                     text = f"{part.name} is more than train.max_scale = {self._max_scale:g} times the others'"
                     self.too_large.setdefault(ids[row], text)
         if self.too_large:
-            self._waiting = [
-                _select(*messages, [client not in self.too_large for client in messages[0]])
-                for messages in self._waiting
-            ]
+            for index, messages in enumerate(self._waiting):
+                self._waiting[index] = _select(*messages, [client not in self.too_large for client in messages[0]])
 
 
 def _select(ids: list[int], samples: list[int], values: Tensors, which: list[bool]) -> Messages:

@@ -18,29 +18,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedlms import rng
-from pfedlms.backend import (
-    backend_of,
-    for_each_in_threads,
-    run_overlapped,
-    streams,
-    to_device,
-    to_host,
-    to_host_later,
-)
+from pfedlms.backend import backend_of, for_each_in_threads, run_overlapped, streams, to_device, to_host, to_host_later
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.data.batches import Augmentation, batches
 from pfedlms.data.federated import FederatedData
 from pfedlms.data.partition import Indices
+from pfedlms.engine import guard
 from pfedlms.engine.catch_up import CatchUp
 from pfedlms.engine.criterion import Criterion, splitter
 from pfedlms.engine.graphs import Replayed, TakeSteps
-from pfedlms.engine.guard import (
-    check_objective,
-    name_method_in_errors,
-    objective_after_step,
-    objective_feature_loss,
-    objective_gradient,
-)
 from pfedlms.engine.participation import Participation
 from pfedlms.engine.reports import Counts
 from pfedlms.engine.transport import Code, Record, Split
@@ -143,6 +129,7 @@ class LocalWorker:
     ) -> None:  # fmt: skip
         self._model, self._data, self._train, self._seed, self._participation = model, data, train, seed, participation
         self._criterion = criterion
+        self._score_dtype = torch.int64 if criterion.score is None else torch.float64
         self._batches = batches(seed, data)
         crop, flip = (part in train.augment for part in ("crop", "flip"))
         self._augmentation = Augmentation(seed, crop, flip) if crop or flip else None
@@ -166,7 +153,7 @@ class LocalWorker:
         """The clients' work between two exchanges: E local steps on the method's objective, then its `after_training`.
         The losses are those of the E steps. Phase 0 is the start, phase r + 1 belongs to round r. On a GPU the steps
         may still run when this returns."""
-        with name_method_in_errors(method):
+        with guard.name_method_in_errors(method):
             objective = method.objective(cohort, phase - 1) if phase else Objective()
             trained, wait_for_losses = self._launch(cohort, objective, phase)
             if type(method).after_training is not Method.after_training:
@@ -175,7 +162,7 @@ class LocalWorker:
 
     def train(self, cohort: Cohort, objective: Objective, phase: int, steps: int = 0) -> tuple[Cohort, Tensor]:
         """See `ClientWork`."""
-        check_objective(objective, cohort)
+        guard.check_objective(objective, cohort)
         trained, wait_for_losses = self._launch(cohort, objective, phase, steps)
         return trained, wait_for_losses()
 
@@ -278,10 +265,10 @@ class LocalWorker:
         buffers = {name: value.clone() for name, value in cohort.buffers.items()}
         losses, gradients = torch.zeros(len(params), device=params.device), torch.empty_like(params)
         targets = self._data.y[plan[:, 0]]
-        loss_of = partial(self._criterion.training_losses, objective_feature_loss(objective))
+        loss_of = partial(self._criterion.training_losses, guard.objective_feature_loss(objective))
         uneven = settings.local_epochs > 0  # clients may take different numbers of steps
         for step, (chosen, y) in enumerate(zip(plan, targets, strict=True)):
-            pull, x = partial(objective_gradient, objective, params), self._training_samples(chosen)
+            pull, x = partial(guard.objective_gradient, objective, params), self._training_samples(chosen)
             task = partial(self._model.gradient, gradients, params, buffers, x, y, loss_of, objective.needs_features)
             # The pull depends only on the models, so it is computed in parallel with the gradient of the loss.
             before = [value.clone() for value in (params, momentum, *buffers.values())] if uneven else []
@@ -294,7 +281,7 @@ class LocalWorker:
                 adamw_step_(params, gradients, extra, momentum, rate, settings.weight_decay)
             else:
                 sgd_step_(params, gradients, extra, momentum, rate, settings.momentum, settings.weight_decay)
-            params = objective_after_step(objective, params, step)
+            params = guard.objective_after_step(objective, params, step)
             if uneven:  # clients that have taken all their steps stay as they were
                 after = (params, momentum, *buffers.values())
                 params, momentum, *rest = _select_clients(chosen[-1, :, 0] > 0, after, before)
@@ -317,7 +304,7 @@ class LocalWorker:
         buffers = {name: value.clone() for name, value in cohort.buffers.items()}
         total, gradients = torch.zeros_like(cohort.params), torch.empty_like(cohort.params)
         losses = torch.zeros(len(total), device=total.device)
-        loss_of = partial(self._criterion.training_losses, objective_feature_loss(objective))
+        loss_of = partial(self._criterion.training_losses, guard.objective_feature_loss(objective))
         for chosen in plan:
             x, y = self._training_samples(chosen), self._data.y[chosen[0]]
             losses += self._model.gradient(gradients, cohort.params, buffers, x, y, loss_of)
@@ -380,10 +367,6 @@ class LocalWorker:
 
         for_each_in_threads(measure, self._model.parts(len(cohort.ids)))
         return results[:, 0].to(self._score_dtype), results[:, 1]
-
-    @property
-    def _score_dtype(self) -> torch.dtype:
-        return torch.int64 if self._criterion.score is None else torch.float64
 
     def _scores(self, cohort: Cohort, indices: Tensor, objective: Objective, rate: Rate) -> tuple[Cohort, Tensor]:
         """Summed scores and losses on the samples at `indices`, `[clients, 2]`. The signature is that of `_steps`, so

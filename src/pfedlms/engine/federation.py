@@ -75,13 +75,12 @@ class Federation:
         self._client = Client(self.method, terms.digest, terms.catch_up, self._worker, data)
 
         # Not a method of this object: the cycle of references would keep its memory until Python next looks for cycles.
-        def new_clients(ids: tuple[int, ...]) -> Cohort:
-            return terms.new_cohort(ids, tuple(data.samples[k] for k in ids))
+        def start(ids: tuple[int, ...]) -> Cohort:
+            return terms.method.client_start(terms.new_cohort(ids, tuple(data.samples[k] for k in ids)))
 
-        self._new_clients = new_clients
         self._clients = Clients(
-            self.method, new_clients, data.clients, model.device, home or model.device, self.largest_cohort
-        )
+            self.method, start, data.clients, model.device, home or model.device, self.largest_cohort
+        )  # fmt: skip
         self._transport = InProcess(self._client, self._clients, Links(link, answer_link, lost, seed), self.watch)
         self._server = Server(terms, quorum, self.criterion.score is None, self.watch)
         self._state = self._server.begin()
@@ -92,10 +91,6 @@ class Federation:
     def participation(self) -> Participation:
         """Who takes part in which phase."""
         return self._server.participation
-
-    @participation.setter
-    def participation(self, participation: Participation) -> None:
-        self._server.participation = participation
 
     @property
     def present_ids(self) -> tuple[int, ...]:
@@ -308,7 +303,7 @@ class Federation:
                 "checkpoint: it was written by an earlier version of pfedlms, which this version does not read; resume "
                 "with that version, or delete checkpoint.pt to start the run over"
             )
-        expected = self._new_clients(tuple(state["trained"]))
+        expected = self._clients.start(tuple(state["trained"]))
         if state["params"].shape != expected.params.shape or state["momentum"].shape != expected.momentum.shape:
             raise ValueError(
                 f"checkpoint: got models of shape {tuple(state['params'].shape)}, expected "

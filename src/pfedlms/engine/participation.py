@@ -128,7 +128,7 @@ class AbsentClients:
         """What a checkpoint has: the rows of all absent clients, or their places in the run's file."""
         if not len(self.ids):
             return {}
-        if self.in_file and self.folder is not None:
+        if isinstance(self._rows, _InFile) and self.folder is not None:
             self._rows.flush()
             self._places_saved = [*self._places_saved[-1:], self._place.copy()]
             return {"places": torch.from_numpy(self._place.copy())}
@@ -163,9 +163,6 @@ class _InMemory:
     def read(self, rows: NDArray[np.int64]) -> Cohort:
         index = to_device(torch.from_numpy(rows), self._device)
         return self._tables.each(lambda table: table.index_select(0, index))
-
-    def flush(self) -> None:
-        """Nothing is on its way to a disk."""
 
 
 class _InFile:

@@ -71,24 +71,20 @@ class Clients:
 
     The participants of the last phase are `present`, stacked on the device in cohorts of up to `group` clients. Clients
     that trained earlier are `absent`: stored as `Method.client_rest` returns them, on `home`, which is the device if
-    there is room for all, else the host or a file. Clients that have never taken part have no state.
+    there is room for all, else the host or a file. Clients that have never taken part have no state: `start` makes
+    them.
     """
 
     def __init__(
         self,
         method: Method,
-        new_clients: Callable[[tuple[int, ...]], Cohort],
+        start: Callable[[tuple[int, ...]], Cohort],
         clients: int,
         device: torch.device,
         home: torch.device,
         group: int,
     ) -> None:
-        self._method = method
-
-        def start(ids: tuple[int, ...]) -> Cohort:
-            return method.client_start(new_clients(ids))
-
-        self._start = start
+        self._method, self.start = method, start
         self._device, self._group = device, group
         self.present: list[Cohort] = []
         self.absent = AbsentClients(clients, home, lambda: method.client_rest(start((0,))))
@@ -131,13 +127,13 @@ class Clients:
         if returning := tuple(compress(others, has_state)):
             parts.append(self._restore(returning))
         if new := tuple(compress(others, ~has_state)):
-            parts.append(self._start(new))
+            parts.append(self.start(new))
         return joined(parts).take(ids)
 
     def _restore(self, ids: tuple[int, ...]) -> Cohort:
         """Absent clients with what was stored of them, and with w⁰ for everything else, which is replaced before it is
         used."""
-        start, stored = self._start(ids), self.absent.take(ids).to(self._device)
+        start, stored = self.start(ids), self.absent.take(ids).to(self._device)
         if stored.params.shape[1]:
             start = replace(start, params=stored.params, momentum=stored.momentum)
         return replace(start, buffers=stored.buffers, state={**start.state, **stored.state})
