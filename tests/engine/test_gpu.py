@@ -16,6 +16,7 @@ from pfedlms.data.batches import DeviceBatches, HostBatches
 from pfedlms.engine import client as engine_client
 from pfedlms.engine.graphs import Replayed
 from pfedlms.methods import METHODS, Method, Objective, Task
+from pfedlms.methods.eden import Codec
 from pfedlms.sketch import Sketch
 from pfedlms.wire.fields import Field
 
@@ -212,3 +213,12 @@ def test_batches_are_drawn_on_the_device_as_on_the_host() -> None:
     device, host = DeviceBatches(5, federation.data), HostBatches(5, federation.data)
     for first in (0, 20, 45):
         assert torch.equal(device.indices(ids, first, 20, 32).cpu(), host.indices(ids, first, 20, 32))
+
+
+def test_eden_decodes_on_the_gpu_as_on_the_host() -> None:
+    """A server decodes where it computes; the rotations of clients are the same there."""
+    codec, ids = Codec(70_001, 2, seed=5), (3, 8)
+    x = torch.randn(2, 70_001, generator=torch.Generator().manual_seed(0))
+    indices, scales = codec.encode(x, ids, 4)
+    on_gpu = codec.decode(indices.cuda(), scales.cuda(), ids, 4)
+    torch.testing.assert_close(on_gpu.cpu(), codec.decode(indices, scales, ids, 4), rtol=1e-5, atol=1e-6)

@@ -186,7 +186,7 @@ class RunOnNodes(ActiveRun):
         self._report = self.federation.play_round()
         return self._report
 
-    def more(self, of: str) -> dict[str, Any]:
+    def extra_fields(self, of: str) -> dict[str, Any]:
         transport = {"transport": self.federation.transport_bytes}
         if of == "summary":
             return transport

@@ -10,6 +10,7 @@ at one bit (2, 1, 0, …, 0) is read as (2.5, 0, 0, …, 0) whatever the signs a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 
@@ -20,6 +21,7 @@ from torch.nn.functional import pad
 
 from pfedlms import rng
 from pfedlms.aggregate import WeightedMean
+from pfedlms.backend import to_device
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.methods.contract import ClientWork, Exchange, Task, Tracked, go_on_from
 from pfedlms.quantise import lloyd_max
@@ -65,12 +67,12 @@ class Codec:
         centroids, boundaries = lloyd_max(1 << bits)
         self._centroids, self._boundaries = torch.from_numpy(centroids), torch.from_numpy(boundaries)
 
-    def encode(self, x: Tensor, ids: tuple[int, ...], round: int) -> tuple[Tensor, Tensor]:
+    def encode(self, x: Tensor, ids: Sequence[int], round: int) -> tuple[Tensor, Tensor]:
         """`[clients, dim]` → indices uint8 `[clients, Σ padded]` and scales `[clients, chunks]`."""
         indices, scales, at = [], [], 0
         for number, (length, padded) in enumerate(self.chunks):
             piece = x[:, at : at + length]
-            flipped = pad(piece, (0, padded - length)) * self._signs(ids, round, number, padded).to(x.device)
+            flipped = pad(piece, (0, padded - length)) * self._signs(ids, round, number, padded, x.device)
             y = fwht_(flipped.contiguous()) / sqrt(padded)
             norm = piece.norm(dim=1, keepdim=True)
             unit = torch.where(norm > 0, y * (sqrt(padded) / norm.clamp(min=1e-38)), 0.0)
@@ -81,26 +83,32 @@ class Codec:
             at += length
         return torch.cat(indices, dim=1), torch.cat(scales, dim=1)
 
-    def decode(self, indices: Tensor, scales: Tensor, ids: list[int], round: int) -> Tensor:
-        """x̂ `[clients, dim]` from what `encode` returns."""
+    def decode(self, indices: Tensor, scales: Tensor, ids: Sequence[int], round: int) -> Tensor:
+        """x̂ `[clients, dim]` from what `encode` returns, on its device."""
+        centroids = self._centroids.to(indices.device)
         parts, at = [], 0
         for number, (length, padded) in enumerate(self.chunks):
-            q = self._centroids[indices[:, at : at + padded].long()] * scales[:, number : number + 1]
+            q = centroids[indices[:, at : at + padded].long()] * scales[:, number : number + 1]
             back = fwht_(q.contiguous()) / sqrt(padded)
-            parts.append((back * self._signs(ids, round, number, padded))[:, :length])
+            parts.append((back * self._signs(ids, round, number, padded, indices.device))[:, :length])
             at += padded
         return torch.cat(parts, dim=1)
 
-    def _signs(self, ids: tuple[int, ...] | list[int], round: int, number: int, padded: int) -> Tensor:
-        keys = [rng.stream(self._seed, "eden", round, client, number) for client in ids]
-        return torch.from_numpy(np.stack([rng.signs(key, padded) for key in keys]))
+    def _signs(self, ids: Sequence[int], round: int, number: int, padded: int, device: torch.device) -> Tensor:
+        """D of each client for a chunk, `[clients, padded]`. A GPU makes its own: that is faster than to copy them."""
+        keys = np.array([rng.stream(self._seed, "eden", round, client, number) for client in ids], dtype=np.uint64)
+        if device.type == "cpu":
+            return torch.from_numpy(np.stack([rng.signs(int(key), padded) for key in keys]))
+        return torch.stack(
+            [rng.device_signs(key, padded) for key in to_device(torch.from_numpy(keys.view(np.int64)), device)]
+        )
 
 
 class QuantisedUpdates(Exchange[tuple[int, WeightedMean]]):
     """↑ θ_k − w, rotated and quantised, with one scale per chunk      ↓ w ← w + Σ p_k x̂_k, 32 bits each"""
 
     def __init__(self, task: Task, settings: EDENSettings) -> None:
-        self._dim = task.layout.dim
+        self._dim, self._device = task.layout.dim, torch.device(task.device)
         self._codec = Codec(self._dim, settings.bits, task.seed)
         padded = tuple(size for _, size in self._codec.chunks)
         indices = Symbols("indices", padded, 1 << settings.bits)
@@ -118,7 +126,8 @@ class QuantisedUpdates(Exchange[tuple[int, WeightedMean]]):
         self, total: tuple[int, WeightedMean], ids: list[int], samples: list[int], values: Tensors
     ) -> tuple[int, WeightedMean]:
         round, update = total
-        return round, update.add(samples, self._codec.decode(values["indices"], values["scales"], ids, round))
+        indices, scales = (to_device(values[name], self._device) for name in ("indices", "scales"))
+        return round, update.add(samples, self._codec.decode(indices, scales, ids, round))
 
     def server_reply(self, server: Tensors, total: tuple[int, WeightedMean], round: int) -> tuple[Tensors, Tensors]:
         model = (server["model"].double() + total[1].result()).float()
