@@ -146,7 +146,7 @@ def alone_without(
 ) -> tuple[list[dict[str, Any]], Federation]:  # fmt: skip
     """The run in one process in which a client takes no part."""
     federation = prepare(config)
-    federation._server.participation = _Without(client, phases)  # type: ignore[assignment]
+    federation.participation = _Without(client, phases)  # type: ignore[assignment]
     running = Running(config, federation)
     execute(running, ())
     return running.metrics, federation
