@@ -92,7 +92,7 @@ def test_an_answer_that_reaches_nobody_is_a_clear_error(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_everyone_hears_and_trains_on_copies(method: str) -> None:
+def test_everyone_hears_and_trains_after_last_phase(method: str) -> None:
     """Nothing changes by it, and what was measured of participants is what `evaluate` says of them."""
     federation = played(sampled(method, momentum=0.9), 4)
     before, data = deepcopy(federation.state()), federation.data
@@ -105,7 +105,7 @@ def test_everyone_hears_and_trains_on_copies(method: str) -> None:
         assert everyone.correct[client] == correct
     assert same(federation.state(), before)
     if federation.method.tracks:  # the server's w, after the last answer and before local steps
-        copies = [own for cohort in federation._all(trains=False) for own in cohort.state["model"]]
+        copies = [own for cohort in federation._all_clients(trains=False) for own in cohort.state["model"]]
         assert all(torch.equal(own, before["server"]["model"]) for own in copies)
     models = dict(federation.models())
     assert sorted(models) == list(range(CLIENTS))
@@ -124,8 +124,10 @@ def test_everyone_is_brought_up_some_at_a_time(monkeypatch: pytest.MonkeyPatch) 
     """Copies of all clients at once may not fit where their participants do."""
     federation = played(sampled("fedavg", cohort_size=2), 2)
     happened: list[str] = []
-    brought_up, evaluate = federation._on_copies, federation._worker.evaluate
-    monkeypatch.setattr(federation, "_on_copies", lambda *given: happened.append("brought up") or brought_up(*given))
+    brought_up, evaluate = federation._after_last_phase, federation._worker.evaluate
+    monkeypatch.setattr(
+        federation, "_after_last_phase", lambda *given: happened.append("brought up") or brought_up(*given)
+    )
     monkeypatch.setattr(federation._worker, "evaluate", lambda *given: happened.append("evaluated") or evaluate(*given))
     federation.evaluate_everyone()
     assert happened == 2 * ["evaluated"] + 3 * ["brought up", "evaluated"]  # 3 present, 5 away, two at a time

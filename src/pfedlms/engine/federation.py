@@ -92,6 +92,10 @@ class Federation:
         """Who takes part in which phase."""
         return self._server.participation
 
+    @participation.setter
+    def participation(self, participation: Participation) -> None:
+        self._server.participation = participation
+
     @property
     def present_ids(self) -> tuple[int, ...]:
         """The clients that took part in the last phase."""

@@ -44,7 +44,7 @@ def sketchvote(
     playing = method(known, chosen)
     digest, server = method_digest(playing), playing.server_start()
     by = CatchUp(playing, digest)
-    answers = by.answers()
+    answers = by.new_log()
     clients, heard = [starting(playing, k) for k in range(len(SAMPLES))], [0] * len(SAMPLES)
     played = []
     for number, (senders, coming) in enumerate(pairwise(phases)):
