@@ -12,6 +12,7 @@ from rich.console import Console
 from studies import a_summary, compared, section_of, swept
 
 import pfedlms
+from pfedlms.errors import UsageError
 from pfedlms.report import results
 from pfedlms.report.results import COLUMNS, comparison, describe_runs, partition_text
 from pfedlms.report.runs import Section, Spread, StoredRun
@@ -198,3 +199,14 @@ def test_every_column_finds_its_value_in_the_summary_of_some_run() -> None:
     for column in COLUMNS:
         if column.path:
             assert any(column.value(run.summary) is not None for run in (images, text)), column.key
+
+
+def test_some_columns_are_chosen_by_either_name() -> None:
+    records = [{"name": "a", "p_acc_max": 1.5, "total": 2.5}]
+    table = Table([Column("name", "method"), Column("p_acc_max", "P-acc max"), Column("total", "MiB")], records)
+    assert table.select(["total", "P-acc max"]).latex().splitlines()[2:5] == [
+        r"method & MiB & P-acc max \\", r"\midrule", r"a & 2.50 & 1.50 \\"
+    ]  # fmt: skip
+    assert table.select([]) is table
+    with pytest.raises(UsageError, match="columns: got 'p_acc'.*P-acc max"):
+        table.select(["p_acc"])

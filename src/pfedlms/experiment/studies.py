@@ -138,9 +138,10 @@ class Study:
         """The table as plain text."""
         return f"{self.as_table()}\n" if self.runs else "no runs yet\n"
 
-    def to_latex(self) -> str:
-        """The table for a paper (booktabs)."""
-        return self.as_table().latex()
+    def to_latex(self, columns: Sequence[str] = ()) -> str:
+        """The table for a paper (booktabs), or some of its columns: `["p_acc_last10", "total_bytes"]`, named as in
+        results.csv or as on the screen."""
+        return self.as_table().select(columns).latex()
 
     def to_pandas(self) -> Any:
         """One row per run, as in results.csv (extra `pandas`)."""

@@ -99,7 +99,8 @@ def by_setting(section: Section, title: str = "") -> Figure | None:
         records.append({**({"method": cell.method} if cell.method else {}), **cell.settings, **values})
     best = max(points, key=lambda point: point["mean"])
     starred = {**best, "shown": score_text(best["mean"], section.runs[0].summary)}
-    style = {row: Look.number(place) for place, row in enumerate(charts.group_by_row(points))}
+    rows = charts.group_by_row(points)
+    style = charts.looks(rows) if len(rows) > 1 else dict.fromkeys(rows, Look.number(0))
     points.sort(key=lambda point: ticks.index(point["x"]))
     measure = measure_name(section.runs[0], section.by)
     log = numeric and ticks[0] > 0 and ticks[-1] >= 5 * ticks[0]

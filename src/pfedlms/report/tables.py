@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from pfedlms.errors import UsageError
 from pfedlms.report.runs import Spread
 
 TERMINAL_WIDTH = 80
@@ -106,6 +107,15 @@ class Table:
         """Columns for people that have a value in any record."""
         used = {key for record in self.records for key, value in record.items() if value is not None}
         return [column for column in self.columns if column.head and column.key in used]
+
+    def select(self, names: Sequence[str]) -> Table:
+        """The table with the first column and those of these names, as CSV or people call them; all where none is
+        named."""
+        by_name = {name: column for column in self.columns if column.head for name in (column.head, column.key)}
+        unknown = [name for name in names if name not in by_name]
+        if unknown:
+            raise UsageError(f"columns: got {', '.join(map(repr, unknown))}, expected some of {', '.join(by_name)}")
+        return replace(self, columns=[self.columns[0], *(by_name[name] for name in names)]) if names else self
 
     def cell_text(self, record: Mapping[str, Any], column: Column) -> str:
         value = record.get(column.key)
