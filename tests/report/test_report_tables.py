@@ -208,5 +208,5 @@ def test_some_columns_are_chosen_by_either_name() -> None:
         r"method & MiB & P-acc max \\", r"\midrule", r"a & 2.50 & 1.50 \\"
     ]  # fmt: skip
     assert table.select([]) is table
-    with pytest.raises(UsageError, match="columns: got 'p_acc'.*P-acc max"):
+    with pytest.raises(UsageError, match=r"columns: got 'p_acc'.*P-acc max"):
         table.select(["p_acc"])
