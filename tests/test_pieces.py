@@ -27,7 +27,7 @@ from pfedlms.aggregate import Vote, WeightedMean, pool_statistics, weighted_medi
 from pfedlms.engine.graphs import flat, rebuilt
 from pfedlms.models import Layer, Layout, flat_layout
 from pfedlms.pull import Pull
-from pfedlms.quantise import normal_quantiles, statistics, symbols_of, thresholds_of
+from pfedlms.quantise import lloyd_max, normal_quantiles, statistics, symbols_of, thresholds_of
 from pfedlms.sketch import Sketch
 
 MODULES = {
@@ -221,6 +221,19 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: pool_statistics([1], ONE, -ONE), r"variances\[0, 0\]: got -1.0, expected a finite"),
     (lambda: statistics(X, [5, 5]), r"sketched: got shape \(2, 21\), expected \[clients, 10\] or \[10\]; pass"),
     (lambda: symbols_of(X, TAU[:1], [16, 5]), r"thresholds: got shape \(1, 2\), expected \[2, T\], one row per layer"),
+    (lambda: symbols_of(X, torch.zeros(2, 256), [16, 5]), r"thresholds: got shape \(2, 256\), .* T from 1 to 255; "),
+    (lambda: symbols_of(X, TAU[:, :0], [16, 5]), r"thresholds: got shape \(2, 0\), .* T from 1 to 255; "),
+    (lambda: symbols_of(X, TAU.flip(1), [16, 5]), r"thresholds: got \[1.0, -1.0\], expected numbers that rise; "),
+    (lambda: symbols_of(X, TAU[:, :1] * torch.nan, [16, 5]), r"thresholds: got \[nan\], expected numbers that rise"),
+    (lambda: symbols_of(torch.where(torch.arange(21) == 20, torch.nan, X), TAU, [16, 5]), "got NaN in row 0, layer 1"),
+    (
+        lambda: thresholds_of(SIGMA, -SIGMA, normal_quantiles(3)),
+        "mean, deviation: got 1 and -1 of layer 0, expected fi",
+    ),
+    (lambda: thresholds_of(SIGMA, SIGMA / 0, normal_quantiles(3)), "mean, deviation: got 1 and inf of layer 0, expect"),
+    (lambda: thresholds_of(SIGMA, SIGMA, np.float32([1, 0])), r"quantiles: got \[1.0, 0.0\], expected finite numbers"),
+    (lambda: normal_quantiles(256), "thresholds: got 256, expected a whole number from 1 to 255; a symbol is one byte"),
+    (lambda: lloyd_max(1), "levels: got 1, expected a whole number from 2 to 256; a symbol is one byte"),
     (lambda: thresholds_of(SIGMA, SIGMA[:1], normal_quantiles(3)), r"mean, deviation: got shapes \(2,\) and \(1,\)"),
     (lambda: Layer("a", 0, 0), "layer 'a': size: got 0, expected a whole number of at le"),
     (lambda: Layer("a", -1, 5), "layer 'a': offset: got -1, expected a whole number of at least 0"),
