@@ -112,11 +112,11 @@ def lloyd_max_in_float64(levels: int) -> tuple[NDArray[np.float64], NDArray[np.f
 
 
 def thresholds_of(mean: Values, deviation: Values, quantiles: Array) -> Values:
-    """τ_t = μ̄ + σ̄ Υ⁻¹(t / (T + 1)): `[layers]`, `[layers]`, `[T]` → `[layers, T]`, in float64 from float32 values (others are
-    rounded to these first), rounded to float32; infinite beyond its range."""
-    arguments = {"mean": mean, "deviation": deviation, "quantiles": quantiles}
+    """τ_t = μ̄ + σ̄ Υ⁻¹(t / (T + 1)): `[layers]`, `[layers]`, `[T]` → `[layers, T]`, in float64 from float32 values
+    (others are rounded to these first), rounded to float32; infinite beyond its range."""
+    arguments = ("mean", mean), ("deviation", deviation), ("quantiles", quantiles)
     with np.errstate(over="ignore"):
-        mu, sigma, z = (as_array(*given).astype(np.float32).astype(np.float64) for given in arguments.items())
+        mu, sigma, z = (as_array(*given).astype(np.float32).astype(np.float64) for given in arguments)
         if mu.ndim != 1 or mu.shape != sigma.shape:
             raise ValueError(
                 f"mean, deviation: got shapes {mu.shape} and {sigma.shape}, expected [layers] of both; pool_statistics "
