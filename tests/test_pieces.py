@@ -23,7 +23,7 @@ import pfedlms.sketch
 import pfedlms.wire.codec
 from definitions import dense_model
 from factories import RATIO, SEED, SIZES, layout_of, normal, sketch_of, some_pull
-from pfedlms.aggregate import Vote, WeightedMean, pool_statistics, weighted_median
+from pfedlms.aggregate import Vote, WeightedMean, limit_weights, outliers, pool_statistics, weighted_median
 from pfedlms.engine.graphs import flat, rebuilt
 from pfedlms.models import Layer, Layout, flat_layout
 from pfedlms.pull import Pull
@@ -219,6 +219,11 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: pool_statistics([], ONE[:0], ONE[:0]), r"means, variances: got shapes \(0, 1\)"),
     (lambda: pool_statistics([1], ONE * np.nan, ONE), r"means\[0, 0\]: got nan, expected a finite numb"),
     (lambda: pool_statistics([1], ONE, -ONE), r"variances\[0, 0\]: got -1.0, expected a finite"),
+    (lambda: pool_statistics([1], ONE, ONE, "mode"), "pooling: got 'mode', expected one of mean, median"),
+    (lambda: limit_weights([10, 80], -1), "share: got -1, expected at most 1 and above 0; it is the largest part"),
+    (lambda: limit_weights([10, 80], float("nan")), "share: got nan, expected at most 1"),
+    (lambda: limit_weights([10, 0.5], 0.5), r"weights\[1\]: got 0.5, expected a whole number of at least 1"),
+    (lambda: outliers(ONE[0], 10), r"values: got shape \(1,\), expected \[clients, entries\]; pass one number each"),
     (lambda: statistics(X, [5, 5]), r"sketched: got shape \(2, 21\), expected \[clients, 10\] or \[10\]; pass"),
     (lambda: symbols_of(X, TAU[:1], [16, 5]), r"thresholds: got shape \(1, 2\), expected \[2, T\], one row per layer"),
     (lambda: symbols_of(X, torch.zeros(2, 256), [16, 5]), r"thresholds: got shape \(2, 256\), .* T from 1 to 255; "),
