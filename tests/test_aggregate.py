@@ -67,6 +67,19 @@ def test_medians_of_columns() -> None:
         weighted_medians([1, 2, 4], values)
 
 
+@pytest.mark.parametrize("weight", [2**61, 2**62, (2**64 - 1) // 3])
+def test_medians_of_weights_up_to_those_that_a_vote_takes(weight: int) -> None:
+    values = np.float32([1, 2, 3])
+    assert weighted_median([weight] * 3, values) == 2
+    mean, deviation = pool_statistics([weight] * 3, values[:, None], np.zeros((3, 1), np.float32), "median")
+    assert (mean.item(), deviation.item()) == (2, 1)
+    assert weighted_median([2**63], values[:1]) == 1
+    for use in (weighted_median, lambda *given: pool_statistics(*given, given[1], "median")):
+        own = values if use is weighted_median else values[:, None]
+        with pytest.raises(ValueError, match=f"weights: got {2**64 + 1} in all, expected at most {2**64 - 1}; divide"):
+            use([2**63, 2**63, 1], own)
+
+
 def test_rows_of_a_wider_tensor_are_summed() -> None:
     wide = torch.arange(24.0).view(3, 8)
     got = WeightedMean(3).add([1, 10, 100], wide[:, 2:5]).result()
@@ -197,6 +210,16 @@ def test_a_vote_on_packed_signs_goes_on_by_several_threads() -> None:
     assert np.unpackbits(got, bitorder="little").tolist() == (2 * np.arange(1, 10) @ bits.astype(int) >= 45).tolist()
 
 
+def test_packed_ballots_and_weights_may_be_tensors_and_weights_lists() -> None:
+    ballots, weights, results = np.uint8([[0b01100], [0b10001]]), [[2, 1], [1, 0]], set()
+    for own in (weights, np.array(weights), torch.tensor(weights)):
+        for rows in (ballots, torch.from_numpy(ballots)):
+            vote = SignVote([3, 2])
+            vote.add(rows, own)
+            results.add(vote.result().tobytes())
+    assert results == {bytes([0b01100])}
+
+
 def test_packed_ballots_that_do_not_fit_are_refused() -> None:
     vote, one = SignVote([5, 4]), np.zeros((1, 2), np.uint8)
     for ballots in (one[:, :1], one[0], one.astype(np.int8)):
@@ -237,3 +260,10 @@ def test_a_share_of_one_is_no_limit_and_decimals_are_meant_as_written() -> None:
     assert limit_weights([], 0.5) == []
     assert limit_weights([7, 3], 0.7) == [7, 3]  # 0.7 in binary is a little less, and 7 of 10 is not more
     assert limit_weights([30, 30, 30, 10], 0.3) == [30, 30, 30, 10]
+
+
+def test_weights_to_limit_may_be_an_array_or_a_tensor() -> None:
+    for samples in (np.array([10, 10, 80]), torch.tensor([10, 10, 80])):
+        assert limit_weights(samples, 0.4) == [10, 10, 13]
+        assert limit_weights(samples, 1) == [10, 10, 80]
+        assert limit_weights(samples[:0], 0.4) == []

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
 import warnings
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -69,6 +71,24 @@ def test_the_blocks_of_your_own_study_run_one_after_the_other(tmp_path: Path, pl
     assert {path.name for path in tmp_path.iterdir()} == {
         "weather.npz", "runs", "models", "station-3.pt", "station-3.json", "shared.pt", "shared.json",
     }  # fmt: skip
+
+
+def test_the_blocks_of_the_pieces_run_one_after_the_other(played: Any) -> None:
+    """And print what their comments say."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.DOTALL)
+    shown = played("\n".join(blocks)).splitlines()
+    assert shown == ["[136, 136, 136]", "Vote(size 256, thresholds 7, 3 clients of weight 300)"]
+
+
+def test_the_signatures_of_the_pieces_are_theirs() -> None:
+    calls = re.findall(
+        r"^\| `([\w.]+)(\(.*?\))` \|", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert calls
+    for name, shown in calls:
+        kinds = inspect.signature(resolve_name(f"pfedlms.{name}")).parameters.values()
+        own = [kind.replace(annotation=kind.empty) for kind in kinds if kind.name != "self"]
+        assert str(inspect.Signature(own)) == shown, name
 
 
 @pytest.mark.parametrize("script", sorted(path.name for path in (ROOT / "examples").glob("*.py")))

@@ -23,11 +23,11 @@ import pfedlms.sketch
 import pfedlms.wire.codec
 from definitions import dense_model
 from factories import RATIO, SEED, SIZES, layout_of, normal, sketch_of, some_pull
-from pfedlms.aggregate import Vote, WeightedMean, pool_statistics, weighted_median
+from pfedlms.aggregate import Vote, WeightedMean, limit_weights, outliers, pool_statistics, weighted_median
 from pfedlms.engine.graphs import flat, rebuilt
 from pfedlms.models import Layer, Layout, flat_layout
 from pfedlms.pull import Pull
-from pfedlms.quantise import normal_quantiles, statistics, symbols_of, thresholds_of
+from pfedlms.quantise import lloyd_max, normal_quantiles, statistics, symbols_of, thresholds_of
 from pfedlms.sketch import Sketch
 
 MODULES = {
@@ -219,8 +219,26 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: pool_statistics([], ONE[:0], ONE[:0]), r"means, variances: got shapes \(0, 1\)"),
     (lambda: pool_statistics([1], ONE * np.nan, ONE), r"means\[0, 0\]: got nan, expected a finite numb"),
     (lambda: pool_statistics([1], ONE, -ONE), r"variances\[0, 0\]: got -1.0, expected a finite"),
+    (lambda: pool_statistics([1], ONE, ONE, "mode"), "pooling: got 'mode', expected one of mean, median"),
+    (lambda: limit_weights([10, 80], -1), "share: got -1, expected at most 1 and above 0; it is the largest part"),
+    (lambda: limit_weights([10, 80], float("nan")), "share: got nan, expected at most 1"),
+    (lambda: limit_weights([10, 0.5], 0.5), r"weights\[1\]: got 0.5, expected a whole number of at least 1"),
+    (lambda: outliers(ONE[0], 10), r"values: got shape \(1,\), expected \[clients, entries\]; pass one number each"),
     (lambda: statistics(X, [5, 5]), r"sketched: got shape \(2, 21\), expected \[clients, 10\] or \[10\]; pass"),
     (lambda: symbols_of(X, TAU[:1], [16, 5]), r"thresholds: got shape \(1, 2\), expected \[2, T\], one row per layer"),
+    (lambda: symbols_of(X, torch.zeros(2, 256), [16, 5]), r"thresholds: got shape \(2, 256\), .* T from 1 to 255; "),
+    (lambda: symbols_of(X, TAU[:, :0], [16, 5]), r"thresholds: got shape \(2, 0\), .* T from 1 to 255; "),
+    (lambda: symbols_of(X, TAU.flip(1), [16, 5]), r"thresholds: got \[1.0, -1.0\], expected numbers that rise; "),
+    (lambda: symbols_of(X, TAU[:, :1] * torch.nan, [16, 5]), r"thresholds: got \[nan\], expected numbers that rise"),
+    (lambda: symbols_of(torch.where(torch.arange(21) == 20, torch.nan, X), TAU, [16, 5]), "got NaN in row 0, layer 1"),
+    (
+        lambda: thresholds_of(SIGMA, -SIGMA, normal_quantiles(3)),
+        "mean, deviation: got 1 and -1 of layer 0, expected fi",
+    ),
+    (lambda: thresholds_of(SIGMA, SIGMA / 0, normal_quantiles(3)), "mean, deviation: got 1 and inf of layer 0, expect"),
+    (lambda: thresholds_of(SIGMA, SIGMA, np.float32([1, 0])), r"quantiles: got \[1.0, 0.0\], expected finite numbers"),
+    (lambda: normal_quantiles(256), "thresholds: got 256, expected a whole number from 1 to 255; a symbol is one byte"),
+    (lambda: lloyd_max(1), "levels: got 1, expected a whole number from 2 to 256; a symbol is one byte"),
     (lambda: thresholds_of(SIGMA, SIGMA[:1], normal_quantiles(3)), r"mean, deviation: got shapes \(2,\) and \(1,\)"),
     (lambda: Layer("a", 0, 0), "layer 'a': size: got 0, expected a whole number of at le"),
     (lambda: Layer("a", -1, 5), "layer 'a': offset: got -1, expected a whole number of at least 0"),

@@ -82,6 +82,16 @@ def test_symbols_reach_255() -> None:
     assert symbols_of(torch.tensor([[-1.0, 0.0, 253.5, 254.0, 1e9]]), tau, (5,)).tolist() == [[0, 1, 254, 255, 255]]
 
 
+def test_values_of_float64_are_compared_as_float32() -> None:
+    """0.1 lies below the float32 next to it, which is the value and the threshold that travel; and so in tau."""
+    tenth = np.float32([[0.1]])
+    assert symbols_of(np.float64([0.1]), tenth, (1,)).tolist() == [1]
+    assert symbols_of(tenth[0], np.nextafter(tenth.astype(np.float64), 1), (1,)).tolist() == [1]
+    assert thresholds_of(np.float64([0.1]), np.float64([0.7]), normal_quantiles(3)).tobytes() == (
+        thresholds_of(np.float32([0.1]), np.float32([0.7]), normal_quantiles(3)).tobytes()
+    )
+
+
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.data())
 def test_symbols_count_the_thresholds_at_or_below(data: st.DataObject) -> None:

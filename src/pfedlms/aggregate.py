@@ -1,8 +1,8 @@
 """How a server aggregates its clients' messages: sums, votes and pooled statistics.
 
 Each is a fold over the clients in the order of their ids, so the result does not depend on how they were grouped. All
-take arrays of NumPy and tensors of torch. `Vote` returns an array and `WeightedMean` a tensor; functions return the
-kind that they were given.
+take arrays of NumPy and tensors of torch. Votes and medians return arrays, `WeightedMean` a tensor, and
+`pool_statistics` the kind that it was given.
 """
 
 from __future__ import annotations
@@ -17,7 +17,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedlms.backend import compiled, row_memory, run_kernel, to_host
-from pfedlms.checks import Array, Values, Weights, as_array, as_tensor, check_floats, check_integer, check_weights
+from pfedlms.checks import (
+    Array,
+    Values,
+    Weights,
+    as_array,
+    as_tensor,
+    check_floats,
+    check_integer,
+    check_number,
+    check_weights,
+)
 
 _PART = 2048  # coordinates whose counters stay in the cache while clients are added to them
 _SUM_PART = 4096  # entries of a sum that stay in the cache while clients are added to them
@@ -94,7 +104,7 @@ def _add_weighted(
                 sums[i] += np.float64(own[i]) * weights[client]
 
 
-def limit_weights(samples: Sequence[int], share: float) -> list[int]:
+def limit_weights(samples: Sequence[int] | Array | Tensor, share: float) -> list[int]:
     """Weights of clients when no client may have more than `share` of the total: min(N_k, c), where c is the largest
     whole number with c ≤ share · Σ min(N_j, c).
 
@@ -106,19 +116,20 @@ def limit_weights(samples: Sequence[int], share: float) -> list[int]:
     >>> limit_weights([10, 80], 0.4)
     [10, 10]
     """
-    if not samples or share >= 1:
-        return list(samples)
-    exact = Fraction(repr(float(share)))
-    low, high = min(samples), max(samples)
+    weights = check_weights(samples, len(samples))
+    exact = Fraction(repr(check_number("share", share, 0, 1, "it is the largest part of the total that one may have")))
+    if not weights or exact == 1:
+        return weights
+    low, high = min(weights), max(weights)
     # The right side is concave in c and 0 at 0: it is at least the left side up to some c, and smaller after that. With
     # share · clients < 1 it is always smaller, and c stays the smallest weight.
     while low < high:
         middle = (low + high + 1) // 2
-        if middle <= exact * sum(min(own, middle) for own in samples):
+        if middle <= exact * sum(min(own, middle) for own in weights):
             low = middle
         else:
             high = middle - 1
-    return [min(own, low) for own in samples]
+    return [min(own, low) for own in weights]
 
 
 def pool_statistics(samples: Weights, means: Values, variances: Values, pooling: str = "mean") -> tuple[Values, Values]:
@@ -138,6 +149,9 @@ def pool_statistics(samples: Weights, means: Values, variances: Values, pooling:
     >>> mean.item(), deviation.item()
     (4.0, 3.0)
     """
+    averages = {"mean": _means, "median": _medians}
+    if pooling not in averages:
+        raise ValueError(f"pooling: got {pooling!r}, expected one of {', '.join(averages)}")
     m, s = as_array("means", means), as_array("variances", variances)
     if m.ndim != 2 or m.shape != s.shape or not m.size:
         raise ValueError(
@@ -147,8 +161,7 @@ def pool_statistics(samples: Weights, means: Values, variances: Values, pooling:
     weights = check_weights(samples, len(m))
     _check_finite("means", m)
     _check_finite("variances", s, minimum=0)
-    average = {"mean": _means, "median": _medians}[pooling]
-    m, s = m.astype(np.float64), s.astype(np.float64)
+    average, m, s = averages[pooling], m.astype(np.float64), s.astype(np.float64)
     mean = average(weights, m)
     pooled = mean.astype(np.float32), np.sqrt(average(weights, s + (m - mean) ** 2)).astype(np.float32)
     if isinstance(means, Tensor):
@@ -160,12 +173,26 @@ def _means(weights: Sequence[int], values: NDArray[np.float64]) -> NDArray[np.fl
     return WeightedMean(values.shape[1]).add(weights, values).result().numpy()
 
 
-def _medians(weights: Any, values: NDArray[Any]) -> NDArray[Any]:
-    """Of every column the smallest x_j with 2 Σ_{x_k ≤ x_j} N_k ≥ Σ N_k; weights `[clients]`, or `[clients, columns]`
-    with one above zero in each column."""
+def _medians(weights: Sequence[int], values: NDArray[Any]) -> NDArray[Any]:
+    return _column_medians(np.broadcast_to(_weight_column(weights), values.shape), values)
+
+
+def _weight_column(weights: Sequence[int]) -> NDArray[np.uint64]:
+    """`[clients, 1]`, whose sum fits, too."""
+    _check_total(sum(weights))
+    return np.array(weights, dtype=np.uint64)[:, None]
+
+
+def _check_total(weight: int) -> None:
+    if weight > _MOST_WEIGHT:
+        raise ValueError(f"weights: got {weight} in all, expected at most {_MOST_WEIGHT}; divide all of them")
+
+
+def _column_medians(weights: NDArray[np.uint64], values: NDArray[Any]) -> NDArray[Any]:
+    """Of every column the smallest x_j with 2 Σ_{x_k ≤ x_j} N_k ≥ Σ N_k; weights `[clients, columns]`, one above zero
+    in each column."""
     order = np.argsort(values, axis=0, kind="stable")
-    own = np.broadcast_to(np.array(weights, dtype=np.int64).reshape(len(values), -1), values.shape)
-    below = np.cumsum(np.take_along_axis(own, order, axis=0), axis=0)
+    below = np.cumsum(np.take_along_axis(weights, order, axis=0), axis=0)
     # Compared without doubling, so that nothing overflows.
     first = np.argmax(below >= below[-1] - below, axis=0)
     medians: NDArray[Any] = np.take_along_axis(values, order, axis=0)[first, np.arange(len(first))]
@@ -186,18 +213,29 @@ def weighted_median(samples: Weights, values: Array | Tensor) -> np.float32:
     return np.float32(weighted_medians(samples, given[:, None])[0])
 
 
-def weighted_medians(samples: Weights, values: Array) -> NDArray[np.float32]:
+def weighted_medians(samples: Weights, values: Array | Tensor) -> NDArray[np.float32]:
     """`weighted_median` of every column of `values: [clients, columns]`, `[columns]`."""
-    weights = check_weights(samples, len(values))
-    _check_finite("values", values, minimum=0)
-    if not len(values):
-        return np.zeros(values.shape[1], dtype=np.float32)
-    counted = np.where(values > 0, np.array(weights, dtype=np.int64)[:, None], 0)
-    return np.where(counted.any(axis=0), _medians(counted, values), 0).astype(np.float32)
+    given = _as_rows(values)
+    weights = check_weights(samples, len(given))
+    _check_finite("values", given, minimum=0)
+    if not len(given):
+        return np.zeros(given.shape[1], dtype=np.float32)
+    counted = np.where(given > 0, _weight_column(weights), np.uint64(0))
+    return np.where(counted.any(axis=0), _column_medians(counted, given), 0).astype(np.float32)
 
 
-def outliers(values: NDArray[np.float32], times: float) -> list[int]:
-    """Rows of `values: [clients, entries]` with a number more than `times` as large as the median of all rows.
+def _as_rows(values: Array | Tensor) -> Array:
+    given = as_array("values", values)
+    if given.ndim != 2:
+        raise ValueError(
+            f"values: got shape {given.shape}, expected [clients, entries]; pass one number each as values[:, None]"
+        )
+    return given
+
+
+def outliers(values: Array | Tensor, times: float) -> list[int]:
+    """Rows of `values: [clients, entries]` with a number more than `times` as large as the median of all rows, or with
+    NaN.
 
     Few entries (one per layer) are compared each with the same entry of the others, many entries by the largest of a
     row. Zeros do not enter a median; where fewer than three rows have anything else, the median is over all entries.
@@ -205,16 +243,14 @@ def outliers(values: NDArray[np.float32], times: float) -> list[int]:
     >>> outliers(np.float32([[1, 2], [1, 3], [2, 2], [1, 3e38]]), 100)
     [3]
     """
-    sizes = np.abs(values.astype(np.float64))
+    sizes = np.abs(_as_rows(values).astype(np.float64))
     if sizes.shape[1] > _FEW_ENTRIES:
         sizes = sizes.max(axis=1, keepdims=True)
     known = np.where(sizes > 0, sizes, np.nan)
-    if np.isnan(known).all():
-        return []
     counted = (sizes > 0).sum(axis=0)
-    overall = np.nanmedian(known)
+    overall = np.nanmedian(known) if counted.any() else 0.0
     medians = [np.nanmedian(own) if count >= 3 else overall for own, count in zip(known.T, counted, strict=True)]
-    return np.flatnonzero((sizes > times * np.array(medians)).any(axis=1)).tolist()
+    return np.flatnonzero(~(sizes <= times * np.array(medians)).all(axis=1)).tolist()
 
 
 def _check_finite(name: str, values: Array, minimum: float = -np.inf) -> None:
@@ -243,8 +279,7 @@ class _Counters:
         """`[clients, size]` and `[clients, layers]`."""
         totals = [total + sum(own[layer] for own in weights) for layer, total in enumerate(self.totals)]
         largest = max(totals, default=0)
-        if largest > _MOST_WEIGHT:
-            raise ValueError(f"weights: got {largest} in all, expected at most {_MOST_WEIGHT}; divide all of them")
+        _check_total(largest)
         self.totals, needed, size = totals, np.min_scalar_type(largest), self.counts.shape[1]
         if needed.itemsize > self.counts.dtype.itemsize:
             self.counts = self.counts.astype(needed)
@@ -378,22 +413,23 @@ class SignVote(_Counters):
     def __repr__(self) -> str:
         return f"SignVote(size {self.counts.shape[1]:,}, layers {len(self.ends)})"
 
-    def add(self, packed: Array, weights: Array) -> None:
+    def add(self, packed: Array | Tensor, weights: Sequence[Sequence[int]] | Array | Tensor) -> None:
         """Count some clients' signs, uint8 `[clients, ⌈size / 8⌉]`, with their weights, whole numbers `[clients,
         layers]` of at least 0."""
-        rows = np.ascontiguousarray(packed)
+        rows = np.ascontiguousarray(as_array("packed", packed))
+        own = as_array("weights", weights) if isinstance(weights, Tensor) else np.asarray(weights)
         size, layers = self.counts.shape[1], len(self.ends)
         if rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != -(-size // 8):
             raise ValueError(
-                f"vote: got {packed.dtype} of shape {packed.shape}, expected uint8 of shape [clients, "
+                f"vote: got {packed.dtype} of shape {tuple(packed.shape)}, expected uint8 of shape [clients, "
                 f"{-(-size // 8)}]; the signs are of another sketch"
             )
-        if weights.shape != (len(rows), layers) or weights.dtype.kind not in "iu" or (weights < 0).any():
+        if own.shape != (len(rows), layers) or own.dtype.kind not in "iu" or (own < 0).any():
             raise ValueError(
-                f"weights: got {weights.dtype} of shape {weights.shape}, expected whole numbers of at least 0 of shape "
+                f"weights: got {own.dtype} of shape {own.shape}, expected whole numbers of at least 0 of shape "
                 f"({len(rows)}, {layers}); pass a weight for every client and layer"
             )
-        self._add(np.unpackbits(rows, axis=1, count=size, bitorder="little"), weights.tolist())
+        self._add(np.unpackbits(rows, axis=1, count=size, bitorder="little"), own.tolist())
 
     def sums(self) -> NDArray[np.float64]:
         """Σ_k N_k b^k(i) of every entry, b = ±1, `[size]`; exact up to 2^53."""

@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from pfedlms.checks import Array, Values, as_array, as_tensor, like_input
+from pfedlms.checks import Array, Values, as_array, as_tensor, check_integer, like_input
+
+_MOST_THRESHOLDS = 255  # a symbol is one byte
 
 
 def statistics(sketched: Values, sizes: Sequence[int]) -> tuple[Values, Values]:
@@ -58,14 +60,16 @@ def pack_signs(values: Tensor) -> Tensor:
 
 
 def normal_quantiles(thresholds: int) -> NDArray[np.float32]:
-    """Υ⁻¹(t / (T + 1)) for t = 1..T, computed in float64 and rounded to float32."""
+    """Υ⁻¹(t / (T + 1)) for t = 1..T, T up to 255, computed in float64 and rounded to float32."""
+    check_integer("thresholds", thresholds, 1, _MOST_THRESHOLDS, "a symbol is one byte")
     return np.array([NormalDist().inv_cdf(t / (thresholds + 1)) for t in range(1, thresholds + 1)], dtype=np.float32)
 
 
 @lru_cache
 def lloyd_max(levels: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Centroids `[levels]` and boundaries between them `[levels − 1]` of least mean squared error for a standard
-    normal, the nearest float32 numbers."""
+    normal, the nearest float32 numbers; 2 to 256 levels."""
+    check_integer("levels", levels, 2, _MOST_THRESHOLDS + 1, "a symbol is one byte")
     centroids, edges = lloyd_max_in_float64(levels)
     return centroids.astype(np.float32), edges.astype(np.float32)
 
@@ -107,37 +111,64 @@ def lloyd_max_in_float64(levels: int) -> tuple[NDArray[np.float64], NDArray[np.f
     return (centroids - centroids[::-1]) / 2, edges
 
 
-def thresholds_of(mean: Values, deviation: Values, quantiles: NDArray[np.float32]) -> Values:
-    """τ_t = μ̄ + σ̄ Υ⁻¹(t / (T + 1)): `[layers]`, `[layers]`, `[T]` → `[layers, T]`, in float64 from float32 values,
-    rounded to float32; infinite beyond its range."""
-    mu, sigma = (as_array(name, given).astype(np.float64) for name, given in (("mean", mean), ("deviation", deviation)))
-    if mu.ndim != 1 or mu.shape != sigma.shape:
-        raise ValueError(
-            f"mean, deviation: got shapes {mu.shape} and {sigma.shape}, expected [layers] of both; pool_statistics "
-            "gives both"
-        )
+def thresholds_of(mean: Values, deviation: Values, quantiles: Array) -> Values:
+    """τ_t = μ̄ + σ̄ Υ⁻¹(t / (T + 1)): `[layers]`, `[layers]`, `[T]` → `[layers, T]`, in float64 from float32 values
+    (others are rounded to these first), rounded to float32; infinite beyond its range."""
+    arguments = ("mean", mean), ("deviation", deviation), ("quantiles", quantiles)
     with np.errstate(over="ignore"):
-        tau = (mu[:, None] + sigma[:, None] * quantiles.astype(np.float64)[None, :]).astype(np.float32)
+        mu, sigma, z = (as_array(*given).astype(np.float32).astype(np.float64) for given in arguments)
+        if mu.ndim != 1 or mu.shape != sigma.shape:
+            raise ValueError(
+                f"mean, deviation: got shapes {mu.shape} and {sigma.shape}, expected [layers] of both; pool_statistics "
+                "gives both"
+            )
+        wrong = ~np.isfinite(mu) | ~np.isfinite(sigma) | (sigma < 0)
+        if wrong.any():
+            raise ValueError(
+                f"mean, deviation: got {mu[wrong][0]:g} and {sigma[wrong][0]:g} of layer {wrong.argmax()}, expected "
+                "finite numbers, the deviation at least 0; pool_statistics gives both"
+            )
+        if z.ndim != 1 or not np.isfinite(z).all() or (np.diff(z) < 0).any():
+            raise ValueError(
+                f"quantiles: got {z.tolist()}, expected finite numbers [T] that rise; normal_quantiles gives them"
+            )
+        tau = (mu[:, None] + sigma[:, None] * z[None, :]).astype(np.float32)
     return torch.from_numpy(tau).to(mean.device) if isinstance(mean, Tensor) else tau
 
 
 def symbols_of(sketched: Values, thresholds: Tensor | Array, sizes: Sequence[int]) -> Values:
     """q(i) = #{t : y(i) ≥ τ_t}: `[clients, Σ m]` and `[layers, T]`, which rise, → uint8 `[clients, Σ m]`.
 
+    Both are rounded to float32 before they are compared. On the host NaN and falling thresholds are refused; a GPU is
+    not waited for.
+
     >>> symbols_of(np.float32([-2, 0, 2]), np.float32([[-1, 0, 1]]), sizes=[3])
     array([0, 2, 3], dtype=uint8)
     """
     parts = _split_layers(sketched, sizes)
-    tau = as_tensor("thresholds", thresholds, parts[0].device)
-    if tau.ndim != 2 or len(tau) != len(parts):
+    tau = as_tensor("thresholds", thresholds, parts[0].device).float().contiguous()
+    if tau.ndim != 2 or len(tau) != len(parts) or not 1 <= tau.shape[1] <= _MOST_THRESHOLDS:
         raise ValueError(
-            f"thresholds: got shape {tuple(tau.shape)}, expected [{len(parts)}, T], one row per layer; "
-            "thresholds_of gives them"
+            f"thresholds: got shape {tuple(tau.shape)}, expected [{len(parts)}, T], one row per layer, T from 1 to "
+            f"{_MOST_THRESHOLDS}; thresholds_of gives them"
         )
-    bins = [
-        torch.bucketize(part.contiguous(), row, right=True) for part, row in zip(parts, tau.contiguous(), strict=True)
-    ]
+    if tau.device.type == "cpu":
+        _check_order(parts, tau)
+    bins = [torch.bucketize(part.float().contiguous(), row, right=True) for part, row in zip(parts, tau, strict=True)]
     return like_input(sketched, torch.cat(bins, dim=1).to(torch.uint8))
+
+
+def _check_order(parts: Sequence[Tensor], tau: Tensor) -> None:
+    """Refuse NaN, which has no place among the thresholds, and thresholds that do not rise."""
+    for layer, part in enumerate(parts):
+        if part.numel() and part.amax().isnan():  # takes a hundredth of the time of the search for the symbols
+            row = int(part.isnan().any(dim=1).nonzero()[0])
+            raise ValueError(f"sketched: got NaN in row {row}, layer {layer}, expected numbers; leave that client out")
+    wrong = tau.isnan().any(dim=1) | (tau.diff(dim=1) < 0).any(dim=1)
+    if wrong.any():
+        raise ValueError(
+            f"thresholds: got {tau[wrong][0].tolist()}, expected numbers that rise; thresholds_of gives them"
+        )
 
 
 def narrowest_interval(quantiles: NDArray[np.float32]) -> float:

@@ -221,3 +221,7 @@ def test_outliers_by_hand() -> None:
     assert outliers(np.zeros((4, 2), dtype=np.float32), 100) == []
     # Of a column that only one row has anything in, the size is that of all entries, here 1.
     assert outliers(np.float32([[1, 0], [1, 0], [1, 101]]), 100) == [2]
+    spoilt = np.float32([[1, 10], [np.nan, 20], [3, 30], [2, 10]])
+    assert outliers(spoilt, 100) == outliers(torch.from_numpy(spoilt), 100) == [1]
+    assert outliers(np.where(np.isnan(spoilt), spoilt, 0), 100) == [1]
+    assert outliers(spoilt.repeat(200, axis=1), 100) == [1]

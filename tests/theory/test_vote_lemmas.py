@@ -56,7 +56,7 @@ def test_lemma_interval_consistency() -> None:
     edges = [-1.5, -0.25, 0.5, 2.0]
     tau, levels = torch.tensor([edges], dtype=torch.float64), len(edges)
     places = [-9.0, *edges, *((a + b) / 2 for a, b in pairwise(edges)), 9.0]
-    places += [float(np.nextafter(t, end)) for t in edges for end in (-np.inf, np.inf)]
+    places += [float(np.nextafter(np.float32(t), np.float32(end))) for t in edges for end in (-np.inf, np.inf)]
     random = np.random.default_rng(3)
     seen = set()
     for _ in range(60):

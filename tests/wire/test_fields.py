@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from pfedlms.errors import DecodeError, OversizedError, TruncatedError
 from pfedlms.wire import Bits, Floats, Mask, MaskedBytes, MaskedRows, Message, Positions, Scalar, Signs, Symbols
 from pfedlms.wire.fields import Field
+from pfedlms.wire.golomb import Count, Places
 from pfedlms.wire.kernels import check_finite
 
 quick = settings(deadline=None, max_examples=60)  # the first example may compile
@@ -167,6 +169,44 @@ def test_values_of_another_shape(field: Field, shape: tuple[int, ...]) -> None:
     expected = rf"field 'x': got shape \[{', '.join(map(str, shape))}\], expected \[{field.shape[0]}\]"
     with pytest.raises(ValueError, match=expected):
         encoded({"x": np.zeros(shape, field.dtype)}, field)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "got"),
+    [(Symbols("x", (2,), 3), [256, 1], "256, which is no uint8"), (Symbols("x", (2,), 3), [-255, 1], "-255, which is"),
+     (Symbols("x", (2,), 3), [1.9, 1], "1.9, which is no uint8"), (Symbols("x", (1,), 3), [np.nan], "nan, which is no"),
+     (Positions("x", 2, 20), [1.9, 4.2], "1.9, which is no int64"), (Bits("x", 8), [300], "300, which is no uint8"),
+     (Mask("x", 2), [2, 0], "2, which is no bool"), (Signs("x", 3), [1, 0, np.nan], "nan at position 2, expected numb"),
+     (Count("x"), [2**32], "4294967296, expected a whole number from 0 to"), (Count("x"), [-1], "-1, expected a whole"),
+     (Floats("x", 1), ["1"], "<U1, expected numbers, float32"), (Floats("x", 1), [1j], "complex128, expected numbers")],
+    ids=str,
+)  # fmt: skip
+def test_values_that_would_become_others(field: Field, value: list[Any], got: str) -> None:
+    for own in (value, np.array(value)):
+        with pytest.raises(ValueError, match=f"field 'x': got {got}"):
+            encoded({"x": own}, field)
+
+
+def test_values_of_another_type_that_stay_the_same() -> None:
+    for dtype in (np.int64, np.float64, np.dtype(">i4"), np.bool_):
+        ones = np.array([1, 0], dtype)
+        assert encoded({"x": ones}, Symbols("x", (2,), 2)) == encoded({"x": ones}, Mask("x", 2)) == b"\1"
+        assert encoded({"x": ones}, Floats("x", 2)) == struct.pack("<2f", 1, 0)
+    assert encoded({"x": np.array([0.1])}, Floats("x", 1)) == struct.pack("<f", 0.1)
+
+
+@pytest.mark.parametrize(
+    ("declare", "message"),
+    [(lambda: Floats("x", -1), "field 'x': count: got -1, expected a whole number of at least 0"),
+     (lambda: Floats("x", 2.0), "field 'x': count: got 2.0, expected"),
+     (lambda: MaskedRows("x", "mask", 3, -1), "field 'x': width: got -1"),
+     (lambda: MaskedBytes("x", "mask", -1), "field 'x': count: got -1"),
+     (lambda: Places("x", -1), "field 'x': count: got -1"),
+     (lambda: Message(0, (Floats("x", 1), Mask("x", 1))), r"fields: got the names \['x', 'x'\], expected different")],
+)  # fmt: skip
+def test_declarations_that_are_refused(declare: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        declare()
 
 
 @pytest.mark.parametrize("field", [Symbols("x", (5, 3), 8), Positions("x", 2, 20)], ids=repr)

@@ -87,6 +87,26 @@ def test_extremes_of_the_header() -> None:
     assert (received.sender, received.samples) == (largest, 0xFFFFFFFF)
 
 
+@pytest.mark.parametrize("digest", [b"", DIGEST[:4], DIGEST + b"9"])
+def test_a_digest_has_eight_bytes(digest: bytes) -> None:
+    out = np.empty((1, HEADER_BYTES + 16), np.uint8)
+    rows = {name: own[None] for name, own in VALUES.items()}
+    for use in (
+        lambda: good(digest=digest),
+        lambda: Intake(STATISTICS, digest, 3, (0, 1)),
+        lambda: frame_rows(STATISTICS, rows, round=3, senders=[1], samples=[17], digest=digest, out=out),
+    ):
+        with pytest.raises(ValueError, match=f"digest: got {len(digest)} bytes, expected 8; agreement_digest gives it"):
+            use()
+
+
+@pytest.mark.parametrize("changes", [{"round": -1}, {"sender": 2**32}, {"samples": 1.5}])
+def test_headers_of_numbers_that_do_not_fit(changes: dict[str, Any]) -> None:
+    ((name, value),) = changes.items()
+    with pytest.raises(ValueError, match=f"frame: got .*{name} {value}.*, expected whole numbers of at least 0"):
+        good(**changes)
+
+
 # Each error with its text; more frames that are refused are in the vectors.
 
 u64 = struct.Struct("<Q").pack
@@ -203,3 +223,6 @@ def test_digest_by_hand() -> None:
     text = "a=0\nb=3fb999999999999a\nb.x=1\nc=00ff\nd=text\ne=-7\n"
     values = {"e": -7, "d": "text", "c": b"\x00\xff", "b.x": True, "b": 0.1, "a": False}
     assert agreement_digest(values) == hashlib.sha256(text.encode()).digest()[:8]
+    numpys = {"e": np.int32(-7), "d": np.str_("text"), "c": np.bytes_(b"\x00\xff"), "b.x": np.True_, "a": np.False_}
+    assert agreement_digest({**numpys, "b": np.float64(0.1)}) == agreement_digest(values)
+    assert agreement_digest({"a": np.float32(1)}) == agreement_digest({"a": 1.0})

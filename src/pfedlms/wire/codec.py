@@ -186,7 +186,7 @@ class Mask(Bits):
         out[:] = np.packbits(self._is_set(self.check_value(values, len(out))), axis=1, bitorder="little")
 
     def _is_set(self, values: Array) -> Array:
-        """Which bits are set."""
+        """Which bits are set; raise ValueError for values that have no bit."""
         return values
 
     def _unpack(self, packed: Array, out: Array | None) -> Array:
@@ -199,6 +199,9 @@ class Signs(Mask):
     dtype = np.float32
 
     def _is_set(self, values: Array) -> Array:
+        if np.isnan(np.min(values, initial=0)):  # the least of several numbers is NaN if one of them is
+            at = int(np.argwhere(np.isnan(values))[0, -1])
+            raise ValueError(f"field {self.name!r}: got nan at position {at}, expected numbers, which have a sign")
         return np.asarray(values >= 0)
 
     def _unpack(self, packed: Array, out: Array | None) -> Array:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfedlms.backend import run_kernel
+from pfedlms.checks import check_integer
 from pfedlms.errors import DecodeError, OversizedError, TruncatedError
 from pfedlms.wire.kernels import check_finite
 
@@ -68,12 +69,30 @@ class Field(ABC):
 
     def check_value(self, values: Values, *senders: int) -> Array:
         """This field's value, or those of `senders` senders, as a contiguous array of the right type; raise ValueError
-        if the shape is wrong."""
-        value = np.ascontiguousarray(values[self.name], dtype=self.dtype)
+        if the shape is wrong, or if whole numbers or truth values of another type would become others."""
+        given = np.asarray(values[self.name])
+        value = np.ascontiguousarray(given if given.dtype == self.dtype else self._convert(given))
         expected = (*senders, *self.shape)
         if value.shape != expected:
             raise ValueError(f"field {self.name!r}: got shape {list(value.shape)}, expected {list(expected)}")
         return value
+
+    def _convert(self, given: Array) -> Array:
+        """Numbers of another type in this field's type. Floats are rounded; other numbers must stay the same."""
+        if given.dtype.kind not in "biuf":
+            raise ValueError(f"field {self.name!r}: got {given.dtype}, expected numbers, {self.dtype.__name__}")
+        with np.errstate(invalid="ignore"):  # of NaN as a whole number, which is refused
+            value = given.astype(self.dtype)
+        if self.dtype is not np.float32 and (wrong := value != given).any():
+            raise ValueError(
+                f"field {self.name!r}: got {given[wrong][0]}, which is no {self.dtype.__name__}; round and limit "
+                "values before they are sent"
+            )
+        return value
+
+    def _check_count(self, name: str) -> int:
+        """The number of entries that a field is declared with."""
+        return check_integer(f"field {self.name!r}: {name}", getattr(self, name), 0)
 
 
 class RowField(Field):
@@ -117,14 +136,17 @@ class RowField(Field):
 
 @dataclass(frozen=True)
 class Floats(RowField):
-    """A float32 vector of finite numbers, none below `minimum`. Value: float32 `[count]`."""
+    """A float32 vector of finite numbers, none below `minimum`. Value: float32 `[count]`.
+
+    The receiver checks the numbers. The sender does not: it writes NaN, infinities and numbers below `minimum`, too.
+    """
 
     name: str
     count: int
     minimum: float = -np.inf
 
     def __post_init__(self) -> None:
-        vars(self).update(shape=(self.count,))
+        vars(self).update(shape=(self._check_count("count"),))
 
     def write(self, values: Values, out: memoryview) -> None:
         target, value = np.frombuffer(out, dtype="<f4"), self.check_value(values)
@@ -171,7 +193,7 @@ class MaskedRows(Field):
     width: int
 
     def __post_init__(self) -> None:
-        vars(self).update(shape=(self.count, self.width))
+        vars(self).update(shape=(self._check_count("count"), self._check_count("width")))
 
     def size(self, values: Values) -> int:
         return 4 * self.width * int(np.count_nonzero(values[self.mask]))
@@ -198,7 +220,7 @@ class MaskedBytes(RowField):
     dtype: ClassVar[type[np.generic]] = np.uint8
 
     def __post_init__(self) -> None:
-        vars(self).update(shape=(self.count,))
+        vars(self).update(shape=(self._check_count("count"),))
 
     def size(self, values: Values) -> int:
         return self.count if values[self.mask][0] else 0
@@ -220,6 +242,11 @@ class Message:
 
     kind: int
     fields: tuple[Field, ...]
+
+    def __post_init__(self) -> None:
+        names = [part.name for part in self.fields]
+        if len(set(names)) < len(names):
+            raise ValueError(f"fields: got the names {names}, expected different ones; values are known by their names")
 
     @cached_property
     def max_bytes(self) -> int:

@@ -46,6 +46,7 @@ from pfedlms.wire.fields import Array, Message, Values
 MAGIC = b"PFLM"
 VERSION = 1
 SERVER = 0xFFFFFFFF
+_DIGEST_BYTES = 8
 _HEADER = struct.Struct("<4sBBHIIIQ8s")
 _CRC = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size + _CRC.size
@@ -59,15 +60,15 @@ def agreement_digest(agreement: Mapping[str, int | float | bool | str | bytes]) 
     double, text as it is, bytes in hex.
     """
     lines = [f"{key}={_canonical(agreement[key])}\n" for key in sorted(agreement)]
-    return hashlib.sha256("".join(lines).encode()).digest()[:8]
+    return hashlib.sha256("".join(lines).encode()).digest()[:_DIGEST_BYTES]
 
 
 def _canonical(value: int | float | bool | str | bytes) -> str:
-    if isinstance(value, float):
+    if isinstance(value, float | np.floating):
         return struct.pack(">d", value).hex()
     if isinstance(value, bytes):
         return value.hex()
-    return str(int(value)) if isinstance(value, int) else value
+    return str(int(value)) if isinstance(value, int | np.integer | np.bool_) else value
 
 
 def frame(
@@ -86,7 +87,7 @@ def frame(
     if len(data) < end:
         raise ValueError(f"out: got {len(data)} bytes, expected {end} or more")
     message.write(values, data[HEADER_BYTES:])
-    _HEADER.pack_into(data, 0, MAGIC, VERSION, message.kind, 0, round, sender, samples, end - HEADER_BYTES, digest)
+    data[: _HEADER.size] = _header(message.kind, round, sender, samples, end - HEADER_BYTES, digest)
     _CRC.pack_into(data, _HEADER.size, _checksum(data))
     return bytes(data) if out is None else data
 
@@ -130,9 +131,29 @@ def _headers(
     message: Message, round: int, length: int, digest: bytes, senders: Sequence[int], samples: Sequence[int]
 ) -> Array:
     """The headers of frames with payloads of `length` bytes, without their checksums: uint8 `[senders, 36]`."""
-    fixed = MAGIC, VERSION, message.kind, 0, round
-    headers = [_HEADER.pack(*fixed, *client, length, digest) for client in zip(senders, samples, strict=True)]
+    clients = zip(senders, samples, strict=True)
+    headers = [_header(message.kind, round, sender, weight, length, digest) for sender, weight in clients]
     return np.frombuffer(b"".join(headers), np.uint8).reshape(-1, _HEADER.size)
+
+
+def _header(kind: int, round: int, sender: int, samples: int, length: int, digest: bytes) -> bytes:
+    """A header without its checksum."""
+    try:
+        return _HEADER.pack(MAGIC, VERSION, kind, 0, round, sender, samples, length, _check_digest(digest))
+    except struct.error as error:
+        raise ValueError(
+            f"frame: got kind {kind}, round {round}, sender {sender} and samples {samples}, expected whole numbers "
+            f"of at least 0, the kind up to 255, the others up to {0xFFFFFFFF}"
+        ) from error
+
+
+def _check_digest(digest: bytes) -> bytes:
+    if len(digest) != _DIGEST_BYTES:
+        raise ValueError(
+            f"digest: got {len(digest)} bytes, expected {_DIGEST_BYTES}; agreement_digest gives it from what both ends "
+            "must agree on"
+        )
+    return digest
 
 
 def _numbers(frames: Array, place: slice) -> list[int]:
@@ -173,7 +194,7 @@ class Intake:
     one frame is accepted from each. Both ends must have the same `digest`."""
 
     def __init__(self, message: Message, digest: bytes, round: int, senders: Collection[int]) -> None:
-        self._message, self._digest, self._round, self._senders = message, digest, round, senders
+        self._message, self._digest, self._round, self._senders = message, _check_digest(digest), round, senders
         self._seen: set[int] = set()
 
     def accept(self, data: Buffer, into: Values | None = None) -> Received:

@@ -23,12 +23,14 @@ from typing import ClassVar
 import numpy as np
 
 from pfedlms import rng
+from pfedlms.checks import check_integer
 from pfedlms.errors import DecodeError
 from pfedlms.wire.fields import Array, Field, Values
 from pfedlms.wire.kernels import Words, gaps_bits, gaps_end, pack_gaps, u64, unpack_gaps
 
 MOST_PLACES = 1 << 48  # so that the b bits of a gap, wherever in a byte they start, lie within 64
 _COUNT_BYTES = 4
+_LARGEST_COUNT = (1 << 8 * _COUNT_BYTES) - 1
 
 
 def remainder_bits(count: int, places: int) -> int:
@@ -117,7 +119,8 @@ class Count(Field):
         vars(self).update(shape=(1,), max_bytes=_COUNT_BYTES)
 
     def write(self, values: Values, out: memoryview) -> None:
-        out[:] = int(self.check_value(values)[0]).to_bytes(_COUNT_BYTES, "little")
+        count = check_integer(f"field {self.name!r}", self.check_value(values).item(), 0, _LARGEST_COUNT)
+        out[:] = count.to_bytes(_COUNT_BYTES, "little")
 
     def read(self, data: memoryview, known: Values, out: Array) -> None:
         out[0] = int.from_bytes(data, "little")
@@ -134,7 +137,7 @@ class Places(Field):
 
     def __post_init__(self) -> None:
         # The code is longest where 38 % of the mask is true: 1.07 bits for each entry of the mask.
-        vars(self).update(shape=(self.count,), max_bytes=_COUNT_BYTES + 1 + self.count * 9 // 64 + 8)
+        vars(self).update(shape=(self._check_count("count"),), max_bytes=_COUNT_BYTES + 1 + self.count * 9 // 64 + 8)
 
     def size(self, values: Values) -> int:
         positions = np.flatnonzero(values[self.name])
