@@ -77,7 +77,28 @@ class Tied(nn.Module):
         return self.head(self.second(x))
 
 
-FACTORIES = [dnn, convolutional, partly_frozen, with_batch_norm, Tied]
+class Assigning(nn.Module):
+    """Assigns its buffers: a mean, whose value before is needed in the backward pass, and a number of calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(12, 4)
+        self.register_buffer("mean", torch.ones(4))
+        self.register_buffer("calls", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.linear(x.flatten(1))
+        before = self.mean
+        if self.training:
+            self.mean, self.calls = 0.9 * self.mean + 0.1 * out.detach().mean(dim=0), self.calls + 1
+        return out * before - self.mean / (1 + self.calls)
+
+
+def normed_and_assigning() -> nn.Module:
+    return nn.Sequential(convolutional()[:3], nn.Flatten(), nn.Linear(20, 12), Assigning())
+
+
+FACTORIES = [dnn, convolutional, partly_frozen, with_batch_norm, Tied, Assigning, normed_and_assigning]
 BY: dict[str, Callable[[CohortModel], Runner | None]] = {
     "one by one": lambda model: OneByOne(model._functional, CPU, normal(BATCH, 3, 2, 2)),
     "stacked": lambda model: Stacked(model._functional, gpu_rules=False),
@@ -230,6 +251,17 @@ def test_state_dict_with_a_buffer_under_two_names() -> None:
     model = CohortModel(module, CPU)
     taken = model.state_dict(model.initial, model.initial_buffers)
     assert taken["two"].tolist() == [0.0, 1.0]
+
+
+def test_a_buffer_keeps_its_shape_and_type() -> None:
+    class Halving(Assigning):
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls = self.calls + 0.5
+            return self.linear(x.flatten(1))
+
+    setup = Setup(Halving)
+    with pytest.raises(UsageError, match=r"assigns torch.float.. of shape \[\] to its buffer calls, expected torch.int64"):
+        setup.model.forward(setup.params, setup.buffers, setup.x, training=True)
 
 
 # --- the choice

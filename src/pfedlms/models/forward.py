@@ -114,8 +114,10 @@ class CohortModel:
 
         def run_rows(runner: Runner, rows: slice) -> tuple[Tensor, Tensor | None]:
             own_buffers = {name: value[rows] for name, value in buffers.items()}
-            own_params = self._by_name(params[rows])
-            return self._forward_pass(runner, Pass(own_params, {}, own_buffers, x[rows], training, features))
+            inputs = Pass(self._by_name(params[rows]), {}, dict(own_buffers), x[rows], training, features)
+            results = self._forward_pass(runner, inputs)
+            _store_assigned(own_buffers, inputs.buffers)
+            return results
 
         outputs, seen = zip(*self._run(run_rows, params, x), strict=True)
         return _concatenate(outputs), _concatenate(seen) if features else None
@@ -134,7 +136,8 @@ class CohortModel:
             # On a CPU a batched product that writes into a strided tensor takes one client after another. Compared to
             # a product and a copy this is slightly faster on one thread, and up to three times slower on several.
             direct = places if out.is_cuda or runner.has_short_operators(rows.stop - rows.start) else {}
-            outputs, seen = self._forward_pass(runner, Pass(leaves, direct, own_buffers, x[rows], True, features))
+            inputs = Pass(leaves, direct, dict(own_buffers), x[rows], True, features)
+            outputs, seen = self._forward_pass(runner, inputs)
             losses, roots, slopes = loss(outputs, seen, y[rows], rows)
             # Clients share no parameters, so every row is the gradient of one client's loss.
             gradients = torch.autograd.grad(roots, list(leaves.values()), slopes, allow_unused=True)
@@ -143,6 +146,7 @@ class CohortModel:
                     place.zero_()
                 elif gradient.data_ptr() != place.data_ptr():
                     place.copy_(gradient)
+            _store_assigned(own_buffers, inputs.buffers)
             return losses
 
         return _concatenate(self._run(run_rows, params, x))
@@ -170,6 +174,13 @@ class CohortModel:
         for name, value in self.module.state_dict(keep_vars=True).items():
             result[name] = values[aliases.get(id(value), name)].detach().cpu().clone()
         return result
+
+
+def _store_assigned(buffers: Values, after: Values) -> None:
+    """Store the buffers that a module assigned in its forward pass; it has updated all others in place."""
+    for name, value in buffers.items():
+        if after[name] is not value:
+            value.copy_(after[name])
 
 
 def _concatenate(parts: Sequence[Tensor]) -> Tensor:

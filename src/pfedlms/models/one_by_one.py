@@ -73,7 +73,8 @@ class OneByOne(Runner):
         functional = self._copy_of_this_thread() if self._runs_in_parallel else self._functional
         functional.module.train(inputs.training)
         params, buffers = ({n: v.squeeze(0) for n, v in values.items()} for values in (inputs.params, inputs.buffers))
-        outputs, *seen = functional.call(inputs.features, params, buffers, inputs.x.squeeze(0))
+        assigned, outputs, *seen = functional.call(inputs.features, params, buffers, inputs.x.squeeze(0))
+        inputs.buffers.update({name: value.unsqueeze(0) for name, value in assigned.items()})
         return outputs.unsqueeze(0), seen[0].unsqueeze(0) if inputs.features else None
 
     def _copy_of_this_thread(self) -> FunctionalModule:

@@ -94,11 +94,12 @@ class Stacked(Runner):
             layer.forward = rule
         try:
             with _Attention():
-                outputs, *seen = call(inputs.params, inputs.buffers, inputs.x)
+                assigned, outputs, *seen = call(inputs.params, inputs.buffers, inputs.x)
         finally:
             self._places = {}
             for layer, _ in self._rules:
                 del layer.forward
+        inputs.buffers.update(assigned)
         return outputs, seen[0] if inputs.features else None
 
     def _take_places(self, name: str, *own: str) -> tuple[Tensor | None, ...]:
