@@ -77,7 +77,8 @@ class FunctionalModule:
         """The buffers that the module assigned, the outputs and, with `features`, the features."""
         if not features:
             values = {**params, **buffers, **self.frozen}
-            outputs = outputs_of(functional_call(self.module, values, (x,)))  # which puts assigned tensors into `values`
+            outputs = outputs_of(functional_call(self.module, values, (x,)))
+            # `functional_call` has put the tensors that the module assigned into `values`.
             assigned = {name: values[name] for name, before in buffers.items() if values[name] is not before}
             return {name: _like_before(name, value, buffers[name]) for name, value in assigned.items()}, outputs
         if self.head is None:
@@ -97,7 +98,7 @@ def _like_before(name: str, value: Tensor, before: Tensor) -> Tensor:
     """A tensor that a module assigned to a buffer, as a value of that buffer."""
     if value.shape != before.shape or not torch.can_cast(value.dtype, before.dtype):
         raise UsageError(
-            f"model: assigns {value.dtype} of shape {list(value.shape)} to its buffer {name}, expected {before.dtype} of "
-            f"shape {list(before.shape)}, as it was registered; keep its shape and type in forward"
+            f"model: assigns {value.dtype} of shape {list(value.shape)} to its buffer {name}, expected {before.dtype} "
+            f"of shape {list(before.shape)}, as it was registered; keep its shape and type in forward"
         )
     return value.detach().to(before.dtype)
