@@ -14,6 +14,7 @@ Words depend on their index alone, so any part of a stream can be computed anywh
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -162,3 +163,9 @@ def permutation(key: int, count: int) -> NDArray[np.int64]:
 def generator(key: int) -> np.random.Generator:
     """A NumPy generator for draws that need a distribution (the Dirichlet shares of a partition)."""
     return np.random.Generator(np.random.Philox(key=key))
+
+
+def forked_generators(device: torch.device) -> AbstractContextManager[None]:
+    """A context after which PyTorch's own generators, from which the user's code may draw, are as before it: that of
+    the CPU, and of `device` if that is a GPU."""
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])

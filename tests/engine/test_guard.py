@@ -29,7 +29,7 @@ from pfedlms.methods.ditto import Ditto
 from pfedlms.methods.fedprox import FedProx, Proximal
 from pfedlms.methods.local import Local
 from pfedlms.settings import setting
-from pfedlms.wire import Floats, Message
+from pfedlms.wire import Floats, Message, Signs
 
 # --- seeded faults ----------------------------------------------------------------------------------------------------
 
@@ -123,6 +123,20 @@ def averaging(function: str = "", change: Any = None) -> type[Method]:
     return method
 
 
+def with_exchange(kind: type[Averaged]) -> type[Method]:
+    method = averaging()
+    method.exchange = kind
+    return method
+
+
+def numbered(up: int, down: int) -> type[Averaged]:
+    class Numbered(Averaged):
+        def __init__(self, task: Task, settings: Any) -> None:
+            self.up, self.down = (Message(kind, (Floats("model", task.layout.dim),)) for kind in (up, down))
+
+    return Numbered
+
+
 class Changes(Averaged):
     """↑ θ_k − w      ↓ Σ p_k (θ_k − w), by which both ends move w"""
 
@@ -181,6 +195,8 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "nothing returned": ("client_receive", lambda c: None, "got a NoneType"),
     "state without rows": ("client_start", lambda c: c.with_state(shared=c.params[0]), r'"shared"\]: got .*\[1510\]'),
     "rest without rows": ("client_rest", lambda c: c.with_state(shared=c.state["shared"][0]), "state: shared: got"),
+    "rest is a dict": ("client_rest", lambda c: c.state, "got a dict, expected a Cohort; return the cohort, or what"),
+    "start is a dict": ("client_start", lambda c: c.state, "got a dict, expected a Cohort"),
 }
 REFUSED = {
     "gradient of one row": (with_objective(gradient_of=lambda p: p[:1]), r"Bent\.gradient: got .*\[1, 1510\]"),
@@ -194,6 +210,16 @@ REFUSED = {
         averaging("server_reply", lambda s, v: ({"model": s["model"] + 1}, v)),
         r"Mean\.client_receive: .*not the server's",
     ),
+    **{
+        f"kinds {kinds}": (with_exchange(numbered(*kinds)), rf"Numbered\.{message}")
+        for kinds, message in {
+            (0, 0): "down: got kind 0, expected 1: kinds are 2",
+            (1, 0): "up: got kind 1, expected 0",
+            (5, 5): "up: got kind 5, expected 0",
+            (0, 3): "down: got kind 3, expected 1",
+            (300, 1): "up: got kind 300, expected 0",
+        }.items()
+    },
     "nothing heard": (NothingHeard, r"objective: raised KeyError: 'nothing'"),
     "tracks copied": (Copied, r'Changes\.client_receive: uses state\["model"\].*leave `tracks` true'),
     "sends before hearing": (SendsBeforeHearing, r'Stepped\.client_send: uses state\["model"\]'),
@@ -300,7 +326,64 @@ class NoHelp(Local):
         strength: float = 0.1
 
 
+class Box(Averaged):
+    """Declares a bit for each parameter and passes the rest by way of `self`."""
+
+    def __init__(self, task: Task, settings: Any) -> None:
+        super().__init__(task, settings)
+        self.up, self.box = Message(0, (Signs("model", task.layout.dim),)), dict[tuple[int, int], Tensor]()
+
+    def client_send(self, cohort: Cohort, round: int, work: Any) -> Any:
+        self.box |= {(round, client): own for client, own in zip(cohort.ids, cohort.params, strict=True)}
+        return cohort, {"model": cohort.params}
+
+    def server_open(self, server: Tensors, round: int) -> Any:
+        return round, super().server_open(server, round)
+
+    def server_add(self, total: Any, ids: list[int], samples: list[int], values: Tensors) -> Any:
+        round, means = total
+        models = [self.box.get((round, client), row) for client, row in zip(ids, values["model"], strict=True)]
+        return round, super().server_add(means, ids, samples, {"model": torch.stack(models)})
+
+    def server_reply(self, server: Tensors, total: Any, round: int) -> Any:
+        return super().server_reply(server, total[1], round)
+
+
+class Whisper(Averaged):
+    """Clients pass something to each other."""
+
+    whispered: Tensor | None = None
+
+    def client_send(self, cohort: Cohort, round: int, work: Any) -> Any:
+        if 0 in cohort.ids:
+            self.whispered = cohort.params[:1]
+        return cohort, {"model": cohort.params}
+
+    def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Any:
+        after = go_on_from(cohort, values["model"])
+        return after if self.whispered is None else after.with_state(shared=self.whispered.expand_as(after.params))
+
+
+def spoiling(*clients: int) -> type[Method]:
+    """These clients send NaN."""
+
+    def spoilt(cohort: Cohort, values: Tensors) -> Any:
+        wrong = torch.tensor([client in clients for client in cohort.ids])
+        return cohort, {"model": values["model"].masked_fill(wrong.unsqueeze(1), torch.nan)}
+
+    return averaging("client_send", spoilt)
+
+
+NOT_FINITE = r"round 1: client 0 is left out of this exchange: DecodeError: field 'model': .*must be valid: finite"
 FAILING = {
+    "passes values to the server by way of itself": (
+        with_exchange(Box),
+        "separate ends",
+        "for all, .* differ in server",
+    ),
+    "passes values to clients by way of itself": (with_exchange(Whisper), "separate ends", "differ in state.shared"),
+    "a client sends what is refused": (spoiling(0), "rounds", NOT_FINITE),
+    "all clients send what is refused": (spoiling(*range(10)), "rounds", NOT_FINITE),
     "depends on who is stacked with whom": (
         MeanOfThoseAtHand,
         "cohort sizes",

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from small import QUICK as SHORT
 from small import Wrapped, X, Y, change, linear
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import pfedlms
 from pfedlms.errors import ConfigError, DataError, PfedlmsError, UsageError
@@ -28,6 +29,23 @@ NUMBERS = X[:, :2] - X[:, 2:]
 class Mistyped(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return self.leyar(x)  # type: ignore[no-any-return, operator]
+
+
+class Complex(nn.Linear):
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.other = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+
+
+class Again(nn.Linear):
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+def hooked(kind: str) -> nn.Module:
+    module = linear()
+    getattr(module.weight, kind)(lambda slope: None)
+    return module
 
 
 def words() -> nn.Module:
@@ -99,6 +117,14 @@ MODELS: dict[str, tuple[dict[str, Any], str]] = {
     "scripted": ({"model": lambda: torch.jit.script(linear())}, "model: is scripted or traced .*give the module it"),
     "traced within": (
         {"model": lambda: nn.Sequential(torch.jit.trace(linear(), torch.zeros(1, 4)))}, "model: is scripted or traced"
+    ),
+    "complex": ({"model": lambda: Complex(4, 2)}, "model: its parameter other is torch.complex64, but clients"),
+    "hook of a parameter": ({"model": lambda: hooked("register_hook")}, "weight has a hook of its gradient"),
+    "hook of a module's parameter": ({"model": hooked("register_hook")}, "use a hook of the module"),
+    "hook after": ({"model": lambda: hooked("register_post_accumulate_grad_hook")}, "parameter weight has a hook"),
+    "checkpoint": ({"model": lambda: Again(4, 2)}, r"cannot be trained \(it computes parts of the forward pass again"),
+    "no gradient": (
+        {"model": lambda: Wrapped(linear(), Tensor.detach)}, r"cannot be trained \(element 0 of tensors does not"
     ),
     "dict": ({"model": lambda: Wrapped(linear(), lambda out: {"a": out})}, "model: returns dict with 'a', expected a"),
     "tuple": ({"model": lambda: Wrapped(linear(), lambda out: (out,))}, "model: returns tuple, expected a tensor"),

@@ -53,6 +53,26 @@ def test_a_loss_is_not_taken_up_half_way(tmp_path: Path) -> None:
         pfedlms.resume(tmp_path / "run", CLASSES, network, loss=squares)
 
 
+class Noisy(nn.Linear):
+    """Draws from PyTorch's generator in every call, also in an evaluation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + torch.randn(4))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedproto"])
+def test_a_module_that_draws_depends_on_the_runs_seed_alone_and_moves_no_generator(method: str) -> None:
+    summaries = []
+    for seed in (1, 2):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            before = torch.get_rng_state()
+            result = pfedlms.run(CLASSES, lambda: Noisy(4, 2), method=method, rounds=2, **QUICK)
+            assert torch.equal(before, torch.get_rng_state())
+        summaries.append((result.accuracy, [model["weight"].tolist() for model in result.models]))
+    assert summaries[0] == summaries[1]
+
+
 @pytest.mark.parametrize(("schedule", "longer"), [("cosine", False), ("step", True), ("constant", True)])
 def test_a_run_can_be_prolonged_where_its_rates_do_not_depend_on_its_length(
     schedule: str, longer: bool, tmp_path: Path

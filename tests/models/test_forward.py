@@ -77,7 +77,28 @@ class Tied(nn.Module):
         return self.head(self.second(x))
 
 
-FACTORIES = [dnn, convolutional, partly_frozen, with_batch_norm, Tied]
+class Assigning(nn.Module):
+    """Assigns its buffers: a mean, whose value before is needed in the backward pass, and a number of calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(12, 4)
+        self.register_buffer("mean", torch.ones(4))
+        self.register_buffer("calls", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.linear(x.flatten(1))
+        before = self.mean
+        if self.training:
+            self.mean, self.calls = 0.9 * self.mean + 0.1 * out.detach().mean(dim=0), self.calls + 1
+        return out * before - self.mean / (1 + self.calls)
+
+
+def normed_and_assigning() -> nn.Module:
+    return nn.Sequential(convolutional()[:3], nn.Flatten(), nn.Linear(20, 12), Assigning())
+
+
+FACTORIES = [dnn, convolutional, partly_frozen, with_batch_norm, Tied, Assigning, normed_and_assigning]
 BY: dict[str, Callable[[CohortModel], Runner | None]] = {
     "one by one": lambda model: OneByOne(model._functional, CPU, normal(BATCH, 3, 2, 2)),
     "stacked": lambda model: Stacked(model._functional, gpu_rules=False),
@@ -232,15 +253,26 @@ def test_state_dict_with_a_buffer_under_two_names() -> None:
     assert taken["two"].tolist() == [0.0, 1.0]
 
 
+def test_a_buffer_keeps_its_shape_and_type() -> None:
+    class Halving(Assigning):
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls = self.calls + 0.5
+            return self.linear(x.flatten(1))
+
+    setup = Setup(Halving)
+    with pytest.raises(UsageError, match=r"assigns .* of shape \[\] to its buffer calls, expected torch.int64 of"):
+        setup.model.forward(setup.params, setup.buffers, setup.x, training=True)
+
+
 # --- the choice
 
 
 class Branching(nn.Module):
     """Looks at its data: the sign of a sum decides."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 12) -> None:
         super().__init__()
-        self.linear = nn.Linear(12, 4)
+        self.linear = nn.Linear(width, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.linear(x.flatten(1))
@@ -253,6 +285,47 @@ class CountingInTraining(Branching):
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1)
         return self.linear(x / float(x.abs().mean())) if self.training else self.linear(x)
+
+
+class Remembering(Branching):
+    """Subtracts the mean of its last call, which it keeps as a tensor that is no buffer."""
+
+    kept: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.linear(x.flatten(1))
+        kept, self.kept = self.kept, out.detach().mean()
+        return out if kept is None else out - kept
+
+
+class Showing(Branching):
+    """Leaves its outputs in an attribute that no call reads."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.shown = self.linear(x.flatten(1))
+        return self.shown
+
+
+class OnlyForwards(torch.autograd.Function):
+    """The identity; its backward pass looks at a number."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> Tensor:
+        return slopes[0] * float(slopes[0].sum() * 0 + 1)
+
+
+class FailingBackwards(Branching):
+    def forward(self, x: Tensor) -> Any:
+        return OnlyForwards.apply(self.linear(x.flatten(1)))  # type: ignore[no-untyped-call]
 
 
 def averaging() -> nn.Module:
@@ -282,13 +355,16 @@ def frozen() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(12, 6).requires_grad_(False), nn.ReLU(), nn.Linear(6, 4))
 
 
-REFUSED = (Branching, CountingInTraining, averaging)
+REFUSED = (Branching, CountingInTraining, FailingBackwards, averaging)
 # What a module is, and how it goes on a CPU and on a GPU.
 CHOICES: list[tuple[Factory, type[Runner], type[Runner]]] = [
     (dnn, Chain, Chain),
     (lambda: build("dnn", (3, 2, 2), 4, 8, 0), Chain, Chain),
     (frozen, Stacked, Stacked),
     (with_dropout, Stacked, Stacked),
+    (Showing, Stacked, Stacked),
+    (Remembering, OneByOne, OneByOne),
+    (lambda: nn.Sequential(convolutional()[:4], Remembering(20)), OneByOne, OneByOne),
     (with_batch_norm, OneByOne, Stacked),
     (convolutional, OneByOne, Stacked),
     (lambda: nn.Sequential(nn.Flatten(), nn.LayerNorm(12), nn.Linear(12, 4)), OneByOne, Stacked),
@@ -324,7 +400,7 @@ def test_the_choice_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [type(way) for way in made] == expected
 
 
-@pytest.mark.parametrize("factory", REFUSED[:2])
+@pytest.mark.parametrize("factory", REFUSED[:3])
 def test_a_module_that_cannot_be_stacked_warns_once_and_is_right(factory: Factory) -> None:
     """What only training cannot do is found in an evaluation already."""
     setup = Setup(factory)
@@ -340,6 +416,16 @@ def test_a_module_that_cannot_be_stacked_warns_once_and_is_right(factory: Factor
         loss = module(setup.x[client]).square().sum() / 2
         torch.testing.assert_close(losses[client], loss.detach())
         torch.testing.assert_close(out[client], flat_gradient(module, loss))
+
+
+@pytest.mark.parametrize("factory", [Remembering, lambda: nn.Sequential(convolutional()[:4], Remembering(20))])
+def test_a_tensor_that_a_call_leaves_to_the_next_is_named(factory: Factory) -> None:
+    """In whatever way clients would run otherwise; they then run in their order."""
+    setup = Setup(factory)
+    with pytest.warns(UserWarning, match=r"leaves a tensor in its attribute (1\.)?kept to the next call.* as a buffer"):
+        setup.model.forward(setup.params, setup.buffers, setup.x, training=False)
+    assert isinstance(setup.model._runner, OneByOne)
+    assert not setup.model._runner._runs_in_parallel
 
 
 @pytest.mark.parametrize("factory", [with_dropout, lambda: nn.Sequential(with_dropout(), nn.LayerNorm(4))])

@@ -169,7 +169,7 @@ class LocalWorker:
     def _launch(self, cohort: Cohort, objective: Objective, phase: int, steps: int = 0) -> tuple[Cohort, WaitForLosses]:
         """Launch the E local steps of one cohort, or `steps` of them."""
         plan = self._draw_plan(cohort.ids, phase, steps) if steps else self.plan(cohort, phase)
-        with self._seeded(cohort, phase):
+        with self._seeded(cohort, "module", phase):
             trained, losses = self._train_in_parts(cohort, plan, objective, self._rate(phase))
         losses_and_sums = to_host_later(losses, trained.params.sum(dim=1))
         if cohort.params.is_cuda and len(cohort.ids) == self._participation.count:
@@ -292,7 +292,7 @@ class LocalWorker:
     def mean_gradient(self, cohort: Cohort, params: Tensor, round: int) -> Tensor:
         """See `ClientWork`. Running statistics do not change."""
         start, plan = cohort.with_model(params), self.plan(cohort, round + 1)
-        with self._seeded(cohort, round + 1):
+        with self._seeded(cohort, "module", round + 1):
             summed, _ = self._run(self._gradients, start, plan, Objective(), 0.0)
         if not self._train.local_epochs:
             return summed.params / self._train.local_steps
@@ -325,7 +325,7 @@ class LocalWorker:
                     self._criterion.losses(outputs, y[rows]).mean(dim=1) / self._data.positions
                 )  # a mean over tokens, as in local steps
 
-        with self._seeded(cohort, round + 1):
+        with self._seeded(cohort, "module", round + 1):
             for_each_in_threads(measure, self._model.parts(len(params)))
         return losses
 
@@ -335,17 +335,23 @@ class LocalWorker:
         device = cohort.params.device
         sums = torch.zeros(clients, classes, self._model.feature_size, device=device)
         counts = torch.zeros(clients, classes, device=device)
-        for x, y, mask in self._batches_at(self._indices_of(cohort.ids, self._data.train)):
-            with torch.no_grad():
-                _, features = self._model.forward(cohort.params, cohort.buffers, x, training=False, features=True)
-            assert features is not None  # asked for above
-            # Tokens of a window are samples of their own.
-            features, y, mask = features.flatten(1, -2), y.flatten(1), mask.repeat_interleave(self._data.positions, 1)
-            member = F.one_hot(y, classes).to(features.dtype) * mask.unsqueeze(-1)
-            # A client at a time and without the padding, so that the order of the sum does not depend on the grouping.
-            for row, count in enumerate(mask.sum(dim=1).tolist()):
-                sums[row] += member[row, :count].T @ features[row, :count]
-            counts += member.sum(dim=1)
+        with self._seeded(cohort, "features"):
+            for x, y, mask in self._batches_at(self._indices_of(cohort.ids, self._data.train)):
+                with torch.no_grad():
+                    _, features = self._model.forward(cohort.params, cohort.buffers, x, training=False, features=True)
+                assert features is not None  # asked for above
+                # Tokens of a window are samples of their own.
+                features, y, mask = (
+                    features.flatten(1, -2),
+                    y.flatten(1),
+                    mask.repeat_interleave(self._data.positions, 1),
+                )
+                member = F.one_hot(y, classes).to(features.dtype) * mask.unsqueeze(-1)
+                # A client at a time and without the padding, so that the order of the sum does not depend on the
+                # grouping.
+                for row, count in enumerate(mask.sum(dim=1).tolist()):
+                    sums[row] += member[row, :count].T @ features[row, :count]
+                counts += member.sum(dim=1)
         return sums / counts.clamp(min=1).unsqueeze(-1), counts
 
     def evaluate(self, cohort: Cohort, params: Tensor, split: Sequence[Indices]) -> tuple[Tensor, Tensor]:
@@ -365,7 +371,8 @@ class LocalWorker:
         def measure(rows: slice) -> None:
             results[rows] = run(stripped.rows(rows), indices[:, :, rows], Objective(), 0.0)[1]
 
-        for_each_in_threads(measure, self._model.parts(len(cohort.ids)))
+        with self._seeded(cohort, "evaluation"):
+            for_each_in_threads(measure, self._model.parts(len(cohort.ids)))
         return results[:, 0].to(self._score_dtype), results[:, 1]
 
     def _scores(self, cohort: Cohort, indices: Tensor, objective: Objective, rate: Rate) -> tuple[Cohort, Tensor]:
@@ -410,14 +417,14 @@ class LocalWorker:
         return self._data.x.index_select(0, index.flatten()).view(*index.shape, *self._data.shape)
 
     @contextmanager
-    def _seeded(self, cohort: Cohort, phase: int) -> Iterator[None]:
-        """Within it PyTorch's generators, which Dropout uses, are seeded; after it they are as before."""
-        key, device = rng.stream(self._seed, "module", phase, cohort.ids[0]), self._model.device
-        devices = [device] if device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
+    def _seeded(self, cohort: Cohort, purpose: str, *counters: int) -> Iterator[None]:
+        """Within it PyTorch's generators, which Dropout and the user's modules use, are seeded; after it they are as
+        before."""
+        key, device = rng.stream(self._seed, purpose, *counters, cohort.ids[0]), self._model.device
+        with rng.forked_generators(device):
             torch.default_generator.manual_seed(key % (1 << 63))
-            for each in devices:
-                with torch.cuda.device(each):
+            if device.type == "cuda":
+                with torch.cuda.device(device):
                     torch.cuda.manual_seed(key % (1 << 63))
             yield
 

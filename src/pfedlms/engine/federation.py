@@ -127,10 +127,14 @@ class Federation:
         try:
             self._transport.carry(inbox.requests, inbox)
         finally:
-            _warn(inbox.events)
+            self._warn(inbox.events)
         after = self._server.step(state, inbox)
-        _warn(event for event in after.events if event.kind != "weight_limited")
+        self._warn(event for event in after.events if event.kind != "weight_limited")
         return after
+
+    def _warn(self, events: Iterable[Event]) -> None:
+        for event in events:
+            warnings.warn(str(event), stacklevel=4)
 
     @contextmanager
     def lead(self) -> Iterator[Callable[[Any], None]]:
@@ -331,8 +335,3 @@ class Federation:
 def _is_old(absent: dict[Any, Any]) -> bool:
     """Whether absent clients are stored as earlier versions did, each separately."""
     return bool(absent) and "ids" not in absent and "places" not in absent
-
-
-def _warn(events: Iterable[Event]) -> None:
-    for event in events:
-        warnings.warn(str(event), stacklevel=4)

@@ -36,11 +36,25 @@ def guard_method(method: Method, weights: str = "samples") -> Method:
             raise MethodError('got no "model", expected w, because `tracks` is true; derive the method from Tracked')
     for name, check in _CHECKS.items():
         setattr(method, name, _guard_function(method, name, check))
+    for index, exchange in enumerate(method.exchanges):
+        for name, kind in (("up", 2 * index), ("down", 2 * index + 1)):
+            with name_method_in_errors(method, f"{type(exchange).__name__}.{name}"):
+                _check_kind(getattr(exchange, name, None), kind)
     last = len(method.exchanges) - 1
     method.exchanges = tuple(
         GuardedExchange(method, exchange, index == last, weights) for index, exchange in enumerate(method.exchanges)
     )
     return method
+
+
+def _check_kind(message: Any, kind: int) -> None:
+    if not isinstance(message, Message):
+        raise MethodError(f"got {describe(message)}, expected Message({kind}, fields); set it in __init__")
+    if message.kind != kind:
+        raise MethodError(
+            f"got kind {message.kind}, expected {kind}: kinds are 2 · exchange up and 2 · exchange + 1 down, exchanges "
+            "counted from 0, and the numbers after them are those of messages to clients that were absent"
+        )
 
 
 @contextmanager
@@ -204,8 +218,7 @@ def _gives_same_results(call: Callable[[Cohort], Tensors], cohort: Cohort, expec
 
 def check_same_clients(before: Cohort, after: Cohort) -> None:
     """Refuse a cohort that has other clients, or tensors of other names, shapes, dtypes or devices."""
-    if not isinstance(after, Cohort):
-        raise MethodError(f"got {describe(after)}, expected a Cohort")
+    _expect_cohort(after)
     if after is before:
         return
     if (after.ids, after.samples) != (before.ids, before.samples):
@@ -224,6 +237,17 @@ def check_same_clients(before: Cohort, after: Cohort) -> None:
             )
 
 
+def _check_start(cohort: Cohort) -> None:
+    """Check what `client_start` returns."""
+    _expect_cohort(cohort)
+    _check_rows("state", cohort.state, cohort)
+
+
+def _expect_cohort(value: Any) -> None:
+    if not isinstance(value, Cohort):
+        raise MethodError(f"got {describe(value)}, expected a Cohort; return the cohort, or what its with_… return")
+
+
 def _check_rows(what: str, values: Tensors, cohort: Cohort) -> None:
     for name, value in values.items():
         expect_rows(f'{what}["{name}"]', value, len(cohort.ids), cohort.params.device)
@@ -231,6 +255,7 @@ def _check_rows(what: str, values: Tensors, cohort: Cohort) -> None:
 
 def _check_rest(before: Cohort, after: Cohort) -> None:
     """Check what `client_rest` returns: it may drop entries, and must not change others."""
+    _expect_cohort(after)
     remaining = {name: value for name, value in before.state.items() if name in after.state}
     _expect_same("state: ", remaining, after.state, "client_start")
     if after.params.shape not in (before.params.shape, (len(before.ids), 0)):
@@ -240,7 +265,7 @@ def _check_rest(before: Cohort, after: Cohort) -> None:
 
 
 _CHECKS: dict[str, Check] = {
-    "client_start": lambda call, before, after: _check_rows("state", after.state, after),
+    "client_start": lambda call, before, after: _check_start(after),
     "client_rest": lambda call, before, after: _check_rest(before, after),
     "objective": lambda call, cohort, objective: check_objective(objective, cohort, call),
     "after_training": lambda call, before, after: check_same_clients(before, after),

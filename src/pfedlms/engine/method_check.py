@@ -9,10 +9,10 @@ import io
 import random
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.data import FederatedData, Partitioning, from_pool, load_dataset
 from pfedlms.engine.federation import Federation
+from pfedlms.engine.transport import Event
 from pfedlms.errors import ConfigError, DivergedError, MethodError, UsageError, reason
 from pfedlms.methods.contract import Exchange, Method, Tracked
 from pfedlms.models import CohortModel, build
@@ -93,7 +94,8 @@ def check_method(method: type[Method], **settings: Any) -> Report:
         battery = _Battery(method, settings)
         checks.append(_run_check("rounds", battery.rounds))
         rest = (
-            "determinism", "cohort_sizes", "models", "resume", "participation", "lost_messages", "real_bytes", "limits",
+            "determinism", "cohort_sizes", "separate_ends", "models", "resume", "participation", "lost_messages",
+            "real_bytes", "limits",
         )  # fmt: skip
         for name in rest:
             shown = name.replace("_", " ")
@@ -110,7 +112,11 @@ def _run_check(name: str, check: Callable[[], str]) -> Check:
     except CheckFailed as error:
         return Check(name, False, str(error))
     except Exception as error:  # a method of somebody's own may raise anything
-        return Check(name, False, f"raised {reason(error)}")
+        return Check(name, False, _failure(error))
+
+
+def _failure(error: Exception) -> str:
+    return str(error) if isinstance(error, CheckFailed) else f"raises {reason(error)}"
 
 
 def _declaration(method: type[Method], settings: dict[str, Any]) -> str:
@@ -199,6 +205,14 @@ class Recorder:
         return federation.state()
 
 
+class _StrictFederation(Federation):
+    """A federation in which whatever is sent must be valid. (Messages that the battery itself loses are no events.)"""
+
+    def _warn(self, events: Iterable[Event]) -> None:
+        for event in events:
+            raise CheckFailed(f"{event}. All that a method sends must be valid: finite, and as its fields declare it")
+
+
 @dataclass
 class _Battery:
     method: type[Method]
@@ -209,26 +223,25 @@ class _Battery:
         federation, recorder = self._federation(**options)
         return recorder.play(federation, rounds), recorder
 
-    def _federation(self, model: str = "dense", linked: bool = True, **options: Any) -> tuple[Federation, Recorder]:
+    def _federation(
+        self, model: str = "dense", linked: bool = True, separate: bool = False, **options: Any
+    ) -> tuple[Federation, Recorder]:
         names, recorder = {each.name for each in fields(TrainSettings)}, Recorder()
         train = TrainSettings(**{**_TRAIN, **{name: options.pop(name) for name in list(options) if name in names}})
         settings = {**self.settings, **options.pop("settings", {})}
         links: dict[str, Any] = {"link": recorder.link, "answer_link": recorder.answer_link} if linked else {}
         chosen, module = self.method.Settings(**settings), CohortModel(_module(model), torch.device("cpu"))
-        made = Federation(
-            self._method_recorded_by(recorder), chosen, module, _digits(), train, SEED, **links, **options
+        made = _StrictFederation(
+            _recorded(_with_separate_ends(self.method) if separate else self.method, recorder),
+            chosen,
+            module,
+            _digits(),
+            train,
+            SEED,
+            **links,
+            **options,
         )
         return made, recorder
-
-    def _method_recorded_by(self, recorder: Recorder) -> type[Method]:
-        method = self.method
-
-        def __init__(self: Method, task: Any, settings: Any) -> None:
-            method.__init__(self, task, settings)
-            for exchange in self.exchanges:
-                recorder.watch(exchange)
-
-        return type(method.__name__, (method,), {"__init__": __init__, "__module__": method.__module__})
 
     def rounds(self) -> str:
         federation, recorder = self._federation()
@@ -251,6 +264,18 @@ class _Battery:
         for size in (3, 0):
             _expect_same(one, self._play(cohort_size=size), f"cohorts of 1 and of {size or 'all'} clients")
         return f"cohorts of 1, 3 and {CLIENTS} clients give the same messages and the same state"
+
+    def separate_ends(self) -> str:
+        one, what = (
+            self._play(cohort_size=1),
+            "one object of the method for all, and one for the server and each client",
+        )
+        try:
+            apart = self._play(cohort_size=1, separate=True)
+        except Exception as error:
+            raise CheckFailed(f"{what} differ: the latter {_failure(error)}. {_WHY}") from error
+        _expect_same(one, apart, what)
+        return "the server and each client have an object of the method, and only messages pass between them"
 
     def models(self) -> str:
         """Others than the small dense one: clients are trained in parts, or one after another."""
@@ -328,11 +353,51 @@ class _Battery:
                     if isinstance(error, DivergedError | UsageError) and not isinstance(error, MethodError):
                         continue
                     raise CheckFailed(
-                        f"{each.name} = {value!r} is within the limits that Settings declares, but raises "
-                        f"{reason(error)}; declare narrower limits (minimum, above, maximum, below, choices)"
+                        f"{each.name} = {value!r} is within the limits that Settings declares, but "
+                        f"{_failure(error)}; declare narrower limits (minimum, above, maximum, below, choices)"
                     ) from error
         text = f"{tried} setting{'s' * (tried != 1)} at the ends of declared limits"
         return text if tried else "no setting has closed limits"
+
+
+def _recorded(method: type[Method], recorder: Recorder) -> type[Method]:
+    """The method, whose exchanges `recorder` watches."""
+
+    def __init__(self: Method, task: Any, settings: Any) -> None:
+        method.__init__(self, task, settings)
+        for exchange in self.exchanges:
+            recorder.watch(exchange)
+
+    return _derived(method, __init__)
+
+
+def _with_separate_ends(method: type[Method]) -> type[Method]:
+    """The method, of which every client has an object of its own, if cohorts have one client each; that of the server
+    is `self`."""
+
+    def __init__(self: Method, task: Any, settings: Any) -> None:
+        method.__init__(self, task, settings)
+        own = cache(lambda client: method(task, settings))
+        for name in ("client_start", "client_rest", "objective", "after_training", "global_model"):
+            setattr(self, name, _passed_on(name, own))
+        for index, exchange in enumerate(self.exchanges):
+            for name in ("client_send", "client_receive"):
+                object.__setattr__(exchange, name, _passed_on(name, partial(_exchange_of, own, index)))
+
+    return _derived(method, __init__)
+
+
+def _exchange_of(own: Callable[[int], Method], index: int, client: int) -> Exchange[Any]:
+    return own(client).exchanges[index]
+
+
+def _passed_on(name: str, end: Callable[[int], Any]) -> Callable[..., Any]:
+    """The function `name` of the object that `end` returns for the client of the cohort at hand."""
+    return lambda cohort, *others: getattr(end(cohort.ids[0]), name)(cohort, *others)
+
+
+def _derived(method: type[Method], __init__: Callable[..., None]) -> type[Method]:
+    return type(method.__name__, (method,), {"__init__": __init__, "__module__": method.__module__})
 
 
 def _values_at_limits(declared: Field[Any]) -> list[Any]:

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from pfedlms import rng
 from pfedlms.data import FederatedData
 from pfedlms.engine import Federation
 from pfedlms.methods.contract import Method
@@ -59,7 +60,7 @@ def working_bytes(model: CohortModel, data: FederatedData, batch_size: int) -> i
             for part in output:
                 count(module, inputs, part)
 
-    with ExitStack() as hooks, torch.no_grad():
+    with ExitStack() as hooks, torch.no_grad(), rng.forked_generators(model.device):
         for module in model.module.modules():
             hooks.enter_context(module.register_forward_hook(count))
         model.module.eval()(sample)

@@ -19,7 +19,7 @@ from pfedlms.engine.criterion import Criterion
 from pfedlms.errors import ConfigError, PfedlmsError, UsageError, reason, resume_command
 from pfedlms.experiment.plugins import IMPORTED_MODULES
 from pfedlms.models import CohortModel, build
-from pfedlms.models.intake import check_batch_of_one, copy_module, outputs_of
+from pfedlms.models.intake import check_batch_of_one, check_trains, copy_module, outputs_of
 from pfedlms.models.zoo import seeded
 from pfedlms.settings import CUSTOM
 from pfedlms.step.custom import Metric, PerSample, check_function
@@ -197,7 +197,7 @@ def match_input_type(model: nn.Module, data: FederatedData) -> FederatedData:
 def _failure(module: nn.Module, samples: torch.Tensor) -> str | None:
     """Why a module cannot be called on samples; None if it can."""
     try:
-        with torch.no_grad():
+        with torch.no_grad(), rng.forked_generators(samples.device):
             module(samples)
     except Exception as error:  # it is the user's own and may raise anything
         return reason(error)
@@ -213,7 +213,7 @@ def trial_outputs(model: CohortModel, data: FederatedData, config: Config) -> to
     """The model's outputs for `trial_samples`; a model that does not fit the data is refused."""
     sample = trial_samples(data).to(model.device)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), rng.forked_generators(sample.device):
             outputs = outputs_of(model.module.eval()(sample))
     except PfedlmsError:
         raise
@@ -239,6 +239,7 @@ def trial_outputs(model: CohortModel, data: FederatedData, config: Config) -> to
         raise UsageError(f"model: got outputs of shape {got} for {count} samples, expected ({count}, …)")
     if config.train.batch_size == 1:
         check_batch_of_one(model.module, sample)
+    check_trains(model.module, sample)
     return outputs
 
 

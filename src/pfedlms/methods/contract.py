@@ -10,7 +10,7 @@ All functions are pure: they take state and return state. Client-side functions 
 need not grow with the number of clients; it runs on the host. A method never sees bytes, and does not decide who takes
 part: it gets the messages that arrived.
 
-`engine.borders` checks the names, shapes, dtypes and devices of what a method returns.
+`engine.guard` checks the names, shapes, dtypes and devices of what a method returns.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from pfedlms.backend import all_threads_per_operator
 from pfedlms.cohort import Cohort
 from pfedlms.models.chain import Chain
 from pfedlms.models.layout import flat_layout
-from pfedlms.models.one_by_one import OneByOne
+from pfedlms.models.one_by_one import OneByOne, tensor_left
 from pfedlms.models.runner import FunctionalModule, Pass, Result, Runner, Values, hooks_backward
 from pfedlms.models.stacked import Stacked, why_not_stackable
 
@@ -40,13 +40,22 @@ def choose(functional: FunctionalModule, device: torch.device, params: Values, s
         return Chain(module, device)
     if sample is None:
         return None
+    if left := tensor_left(module, sample[[0, -1]]):
+        _warn_of_one_by_one(
+            f"a call leaves a tensor in its attribute {left} to the next call, which may be another client's; register "
+            "it as a buffer, and each client has its own"
+        )
+        return OneByOne(functional, device, sample)
     if any(_is_wrong_under_vmap(part) or (not gpu and isinstance(part, _LOOP_ON_CPU)) for part in module.modules()):
         return OneByOne(functional, device, sample)
     if reason := why_not_stackable(functional, params, sample):
-        message = f"model: clients are trained one after another, because torch.func cannot stack it ({reason})"
-        warnings.warn(message, stacklevel=2)
+        _warn_of_one_by_one(f"torch.func cannot stack it ({reason})")
         return OneByOne(functional, device, sample)
     return Stacked(functional, gpu_rules=gpu)
+
+
+def _warn_of_one_by_one(why: str) -> None:
+    warnings.warn(f"model: clients are trained one after another, because {why}", stacklevel=3)
 
 
 def _is_wrong_under_vmap(part: nn.Module) -> bool:
@@ -114,8 +123,10 @@ class CohortModel:
 
         def run_rows(runner: Runner, rows: slice) -> tuple[Tensor, Tensor | None]:
             own_buffers = {name: value[rows] for name, value in buffers.items()}
-            own_params = self._by_name(params[rows])
-            return self._forward_pass(runner, Pass(own_params, {}, own_buffers, x[rows], training, features))
+            inputs = Pass(self._by_name(params[rows]), {}, dict(own_buffers), x[rows], training, features)
+            results = self._forward_pass(runner, inputs)
+            _store_assigned(own_buffers, inputs.buffers)
+            return results
 
         outputs, seen = zip(*self._run(run_rows, params, x), strict=True)
         return _concatenate(outputs), _concatenate(seen) if features else None
@@ -134,7 +145,8 @@ class CohortModel:
             # On a CPU a batched product that writes into a strided tensor takes one client after another. Compared to
             # a product and a copy this is slightly faster on one thread, and up to three times slower on several.
             direct = places if out.is_cuda or runner.has_short_operators(rows.stop - rows.start) else {}
-            outputs, seen = self._forward_pass(runner, Pass(leaves, direct, own_buffers, x[rows], True, features))
+            inputs = Pass(leaves, direct, dict(own_buffers), x[rows], True, features)
+            outputs, seen = self._forward_pass(runner, inputs)
             losses, roots, slopes = loss(outputs, seen, y[rows], rows)
             # Clients share no parameters, so every row is the gradient of one client's loss.
             gradients = torch.autograd.grad(roots, list(leaves.values()), slopes, allow_unused=True)
@@ -143,6 +155,7 @@ class CohortModel:
                     place.zero_()
                 elif gradient.data_ptr() != place.data_ptr():
                     place.copy_(gradient)
+            _store_assigned(own_buffers, inputs.buffers)
             return losses
 
         return _concatenate(self._run(run_rows, params, x))
@@ -170,6 +183,13 @@ class CohortModel:
         for name, value in self.module.state_dict(keep_vars=True).items():
             result[name] = values[aliases.get(id(value), name)].detach().cpu().clone()
         return result
+
+
+def _store_assigned(buffers: Values, after: Values) -> None:
+    """Store the buffers that a module assigned in its forward pass; it has updated all others in place."""
+    for name, value in buffers.items():
+        if after[name] is not value:
+            value.copy_(after[name])
 
 
 def _concatenate(parts: Sequence[Tensor]) -> Tensor:

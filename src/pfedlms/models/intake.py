@@ -11,11 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from pfedlms.errors import UsageError, reason
+from pfedlms import rng
+from pfedlms.errors import PfedlmsError, UsageError, reason
 
 
 def copy_module(module: nn.Module) -> nn.Module:
     """A copy of the module, so that the user's own is not changed."""
+    _refuse_hooks_of_parameters(module)  # which the copy would not have
     try:
         return copy.deepcopy(module)
     except Exception as error:  # whatever parts of it may raise
@@ -32,6 +34,13 @@ def trainable_module(module: nn.Module, sample: Tensor, key: int) -> nn.Module:
             "model: is scripted or traced (torch.jit), so it cannot run with clients' parameters; give the module it "
             "was made from"
         )
+    _refuse_hooks_of_parameters(module)
+    for name, value in module.named_parameters():
+        if value.is_complex() and value.requires_grad:
+            raise UsageError(
+                f"model: its parameter {name} is {value.dtype}, but clients train float32; make it a real tensor "
+                "with a last axis of 2, and use torch.view_as_complex in forward"
+            )
     values = [*module.parameters(), *module.buffers()]
     others = {str(value.dtype) for value in values if value.is_floating_point() and value.dtype != torch.float32}
     if others:
@@ -42,6 +51,17 @@ def trainable_module(module: nn.Module, sample: Tensor, key: int) -> nn.Module:
             torch.default_generator.manual_seed(key % (1 << 63))
             module.eval()(sample)
     return module
+
+
+def _refuse_hooks_of_parameters(module: nn.Module) -> None:
+    """Refuse hooks that would never be called: the gradient is taken of the clients' own tensors."""
+    for name, value in module.named_parameters():
+        if value.requires_grad and (value._backward_hooks or getattr(value, "_post_accumulate_grad_hooks", None)):
+            raise UsageError(
+                f"model: its parameter {name} has a hook of its gradient, which would not be called, because each "
+                "client has parameters of its own; use a hook of the module (register_full_backward_hook), or change "
+                "the loss"
+            )
 
 
 def outputs_of(returned: Any) -> Tensor:
@@ -61,10 +81,33 @@ def outputs_of(returned: Any) -> Tensor:
     return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
 
 
+def check_trains(module: nn.Module, sample: Tensor) -> None:
+    """Refuse a model whose passes fail in training, or whose backward pass would use other parameters than the forward
+    pass did, before any training. One that cannot be copied is not tried."""
+    try:
+        tried = copy.deepcopy(module).train()
+    except Exception:  # whatever parts of it may raise
+        return
+    again = (
+        "it computes parts of the forward pass again in the backward pass, as torch.utils.checkpoint does, when other "
+        "parameters are in their place; leave that out of it"
+    )
+    try:
+        with torch.enable_grad(), rng.forked_generators(sample.device):
+            with torch.autograd.graph.disable_saved_tensors_hooks(again):
+                outputs = outputs_of(tried(sample.clone()))
+            trained = [value for value in tried.parameters() if value.requires_grad]
+            torch.autograd.grad(outputs, trained, torch.ones_like(outputs), allow_unused=True)
+    except PfedlmsError:
+        raise
+    except Exception as error:  # it is the user's own and may raise anything
+        raise UsageError(f"model: cannot be trained ({reason(error)})") from error
+
+
 def check_batch_of_one(module: nn.Module, sample: Tensor) -> None:
     """Refuse a model that cannot be trained on one sample, as batch norm cannot, before any training."""
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[sample.device] if sample.is_cuda else []):
+        with torch.no_grad(), rng.forked_generators(sample.device):
             copy.deepcopy(module).train()(sample[:1])
     except ValueError as error:
         raise UsageError(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -24,7 +25,8 @@ class Pass(NamedTuple):
     places: Values
     """Tensors into which gradients of parameters may be written."""
     buffers: Values
-    """Running statistics, updated in place in training."""
+    """Running statistics, updated in place in training. Where the module assigns a new tensor instead, the runner puts
+    it here; the values before it may still be needed in the backward pass."""
     x: Tensor
     training: bool
     features: bool
@@ -71,18 +73,32 @@ class FunctionalModule:
         linear = [part for part in module.modules() if isinstance(part, nn.Linear)]
         self.head = linear[-1] if linear else None
 
-    def call(self, features: bool, params: Values, buffers: Values, x: Tensor) -> tuple[Tensor, ...]:
-        """The outputs and, with `features`, the features."""
+    def call(self, features: bool, params: Values, buffers: Values, x: Tensor) -> tuple[Any, ...]:
+        """The buffers that the module assigned, the outputs and, with `features`, the features."""
         if not features:
-            return (outputs_of(functional_call(self.module, (params, buffers, self.frozen), (x,))),)
+            values = {**params, **buffers, **self.frozen}
+            outputs = outputs_of(functional_call(self.module, values, (x,)))
+            # `functional_call` has put the tensors that the module assigned into `values`.
+            assigned = {name: values[name] for name, before in buffers.items() if values[name] is not before}
+            return {name: _like_before(name, value, buffers[name]) for name, value in assigned.items()}, outputs
         if self.head is None:
             raise UsageError(f"model: {type(self.module).__name__} has no linear layer, so it has no features to send")
         caught: list[Tensor] = []
         handle = self.head.register_forward_pre_hook(lambda module, inputs: caught.append(inputs[0]))
         try:
-            (outputs,) = self.call(False, params, buffers, x)
+            assigned, outputs = self.call(False, params, buffers, x)
         finally:
             handle.remove()
         if not caught:
             raise UsageError("model: its last linear layer takes no part in the outputs, so it has no features to send")
-        return outputs, caught[0]
+        return assigned, outputs, caught[0]
+
+
+def _like_before(name: str, value: Tensor, before: Tensor) -> Tensor:
+    """A tensor that a module assigned to a buffer, as a value of that buffer."""
+    if value.shape != before.shape or not torch.can_cast(value.dtype, before.dtype):
+        raise UsageError(
+            f"model: assigns {value.dtype} of shape {list(value.shape)} to its buffer {name}, expected {before.dtype} "
+            f"of shape {list(before.shape)}, as it was registered; keep its shape and type in forward"
+        )
+    return value.detach().to(before.dtype)

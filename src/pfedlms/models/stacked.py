@@ -18,7 +18,9 @@ The rules from convolution on are for GPUs: on a CPU clients run these layers on
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -30,6 +32,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
+from pfedlms import rng
 from pfedlms.backend import backend_of, has_triton
 from pfedlms.errors import reason
 from pfedlms.models import recurrent
@@ -94,11 +97,12 @@ class Stacked(Runner):
             layer.forward = rule
         try:
             with _Attention():
-                outputs, *seen = call(inputs.params, inputs.buffers, inputs.x)
+                assigned, outputs, *seen = call(inputs.params, inputs.buffers, inputs.x)
         finally:
             self._places = {}
             for layer, _ in self._rules:
                 del layer.forward
+        inputs.buffers.update(assigned)
         return outputs, seen[0] if inputs.features else None
 
     def _take_places(self, name: str, *own: str) -> tuple[Tensor | None, ...]:
@@ -369,15 +373,22 @@ def _stacked_convolution(
 
 
 def why_not_stackable(functional: FunctionalModule, params: Values, sample: Tensor) -> str | None:
-    """Why torch.func cannot vectorise a module, or None. Only a trial shows this: with one model's parameters, on two
-    samples of `sample: [batch, …]`, and without `gpu_rules`, whose kernels would be compiled only for the trial."""
+    """Why torch.func cannot vectorise a module, or None. Only a trial shows this: both passes of two steps of a copy,
+    with one model's parameters, on two samples of `sample: [batch, …]`, and without `gpu_rules`, whose kernels would be
+    compiled only for the trial."""
     x, values = sample[[0, -1]], (params.items(), functional.module.named_buffers())
     params, buffers = ({name: torch.stack([value.detach()] * 2) for name, value in items} for items in values)
+    leaves = [value.requires_grad_() for value in params.values()]
+    with suppress(Exception):  # a module that cannot be copied is tried itself
+        functional = FunctionalModule(copy.deepcopy(functional.module))
+    tried = Stacked(functional, gpu_rules=False)
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
-            # In training mode, because some operations that vmap refuses are used only there.
-            inputs = Pass(params, {}, buffers, torch.stack([x, x]), training=True, features=False)
-            Stacked(functional, gpu_rules=False).forward(inputs)
+        with torch.enable_grad(), rng.forked_generators(x.device):
+            for _ in range(2):
+                # In training mode, because some operations that vmap refuses are used only there.
+                inputs = Pass(params, {}, buffers, torch.stack([x, x]), training=True, features=False)
+                outputs, _ = tried.forward(inputs)
+                torch.autograd.grad(outputs, leaves, torch.ones_like(outputs), allow_unused=True)
     except RuntimeError as error:
         return reason(error)
     return None

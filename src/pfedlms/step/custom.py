@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from pfedlms import rng
 from pfedlms.errors import UsageError, reason
 
 PerSample = Callable[[Tensor, Tensor], Tensor]
@@ -91,7 +92,7 @@ def check_function(name: str, function: Any, outputs: Tensor, targets: Tensor) -
         )
     stacked = CustomFunction(function, uses_vmap=True, given_name=given_name)
     try:
-        with torch.random.fork_rng(devices=[outputs.device] if outputs.is_cuda else []):
+        with rng.forked_generators(outputs.device):
             stacked(torch.stack([outputs, outputs]), torch.stack([targets, targets]))
     except Exception:  # vmap refuses branches on values, operations without a rule, and more
         return CustomFunction(function, uses_vmap=False, given_name=given_name)
