@@ -211,6 +211,7 @@ LABELS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "any numbers": (np.array([-7, 40, 10**12])[Y], ("-7", "40", "1000000000000")),
     "codes with a 0": (np.array([0, 5000, 90000])[Y], ("0", "5000", "90000")),
     "texts": (TEXTS, NAMES),
+    "texts that spell one number": (np.array(["+1", "01", "1"])[Y], ("+1", "01", "1")),
     "bytes": (np.char.encode(TEXTS), NAMES),
 }
 

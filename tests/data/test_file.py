@@ -84,7 +84,9 @@ def test_columns_can_be_named(write: Write, tmp_path: Path) -> None:
         ([10, 9, 10], [1, 0, 1], ("9", "10")),  # numbers in their order, not that of text
         (["10", "9", "10"], [1, 0, 1], ("9", "10")),
         ([1.0, 3.0, 2.0], [0, 2, 1], ("1", "2", "3")),
-        (["1.0", "3.0", "2.0"], [0, 2, 1], ("1", "2", "3")),
+        (["01", "2", "1"], [0, 2, 1], ("01", "1", "2")),  # as they are spelled: nothing is merged
+        (["1e1", "10", "+1"], [2, 1, 0], ("+1", "10", "1e1")),
+        (["١", "1", " 1"], [2, 1, 0], (" 1", "1", "١")),
         ([True, False, True], [1, 0, 1], ("False", "True")),
         (["b", "10", "9"], [2, 0, 1], ("10", "9", "b")),
         ([2**62 + 1, 2**62, 0], [2, 1, 0], ("0", str(2**62), str(2**62 + 1))),  # beyond what floats tell apart
@@ -118,9 +120,20 @@ def test_csv_as_it_comes(name: str, text: str, tmp_path: Path) -> None:
     assert pool.names == ("x", "y")
 
 
-def test_names_of_clients_are_taken_as_they_are_spelled(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("a,client,label\n1,007,0\n2,7,1\n3,1.1,0\n4,1.10,1\n")
-    assert set(read(tmp_path / "t.csv").client_names) == {"007", "7", "1.1", "1.10"}
+def test_floats_as_text_are_labels_as_typed_floats_are(tmp_path: Path) -> None:
+    """A CSV has no types: 2.0 is the number 2 and 1.50 is no label. In a column of text, 2.0 is a text."""
+    columns: dict[str, list[Any]] = {"a": [0, 0, 0], "label": ["10.0", "3.0", "2.0"]}
+    assert read(csv_file(tmp_path / "t", columns)).names == ("2", "3", "10")
+    assert read(parquet_file(tmp_path / "t", columns)).names == ("10.0", "2.0", "3.0")
+    with pytest.raises(DataError, match=r"labels such as 1\.5, .* need a loss"):
+        read(csv_file(tmp_path / "t", columns | {"label": ["1.50", "3", "2"]}))
+
+
+@both
+def test_names_of_clients_are_taken_as_they_are_spelled(write: Write, tmp_path: Path) -> None:
+    for names in (["007", "7", "1.1", "1.10"], ["1_0", "10", "007", "7"]):
+        path = write(tmp_path / "t", {"a": [1, 2, 3, 4], "client": names, "label": [0, 1, 0, 1]})
+        assert set(read(path).client_names) == set(names)
     (tmp_path / "u.csv").write_text("client,text\n007,some words\n7,other words\n")
     assert set(texts_by_client(tmp_path / "u.csv", read_columns(tmp_path / "u.csv"))) == {"007", "7"}
 
@@ -207,6 +220,7 @@ WRONG: dict[str, tuple[dict[str, list[Any]], dict[str, str], str]] = {
         {"a": [1, 2], "town": ["Ulm", "Bonn"], "y": [0, 1]}, {},
         r"column 'town', sample 0 \(from 0\): got 'Ulm', expected a finite number",
     ),
+    "Python's underscores": ({"a": ["1_000", "2"], "y": [0, 1]}, {}, r"sample 0 \(from 0\): got '1_000', expected a"),
     "nothing a number": ({"a": [1.0, float("nan")], "y": [0, 1]}, {}, r"column 'a', sample 1 \(from 0\): got .*nan"),
 }  # fmt: skip
 

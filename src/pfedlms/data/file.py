@@ -54,11 +54,11 @@ def read_file(
     if texts := texts_by_client(path, columns, label, client, text):
         return cut_windows(texts, windows or Windows(), path)
     clients = _find_column(path, columns, client, _CLIENTS, "owner_column")
-    for name, values in columns.items():
-        # A CSV holds only text. The names of clients stay as they are spelled: 007 is not 7.
-        numbers = _parse_numbers(values) if isinstance(values, tuple) and name != clients else values
-        columns[name] = as_array(numbers, f"{path}, column {name!r}:")
     labels = _find_column(path, columns, label, _LABELS, "label_column")
+    for name, values in columns.items():
+        if isinstance(values, tuple) and name != clients:  # a CSV holds only text
+            values = _parse_labels(values) if name == labels else _parse_features(values)
+        columns[name] = as_array(values, f"{path}, column {name!r}:")
     x = _samples(path, columns, labels, clients)
     y, names = _number_column(path, columns, labels, "label")
     owner, client_names = _number_column(path, columns, clients, "client") if clients else (None, ())
@@ -152,6 +152,10 @@ def _feature(path: Path, name: str, values: NDArray[Any]) -> NDArray[np.float32]
 
 
 def _float_or_nan(value: Any) -> float:
+    """The number that `value` is or spells. Python reads 1_000 and the digits of all scripts, too, which is not done
+    here."""
+    if isinstance(value, str) and ("_" in value or not value.isascii()):
+        return nan
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -216,16 +220,21 @@ def _read_csv(path: Path) -> Columns:
     return dict(zip(names, columns, strict=True))
 
 
-def _parse_numbers(column: Sequence[str]) -> Any:
-    """The whole numbers or floats that a column of text spells; the column itself if it spells neither."""
-    for kind in (int, float):
-        try:
-            return np.array(list(map(kind, column)), dtype=kind)
-        except OverflowError:  # whole numbers of more than 64 bits stay text
-            break
-        except ValueError:
-            continue
-    return column
+def _parse_features(column: Sequence[str]) -> Any:
+    """The numbers that a column of text spells; the column itself if one is none."""
+    numbers = np.array([_float_or_nan(value) for value in column])
+    return column if np.isnan(numbers).any() else numbers
+
+
+def _parse_labels(column: Sequence[str]) -> Any:
+    """The floats that a column of text spells, if all are spelled alike, as 2.0, or some are no whole numbers, which
+    are no labels. Else the column itself: 01 is not 1."""
+    try:
+        numbers = [float(value) for value in column]
+    except ValueError:
+        return column
+    whole = all(number.is_integer() for number in numbers)
+    return column if whole and [str(number) for number in numbers] != list(column) else numbers
 
 
 def _check_names(path: Path, names: list[str]) -> None:

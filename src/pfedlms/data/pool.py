@@ -269,28 +269,17 @@ def _first_few(values: Sequence[Any]) -> str:
 
 def number_values(values: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Number the distinct values in ascending order; returns the number of each value and the names by number. Whole
-    numbers, also those written as text, are ordered as numbers, everything else as text."""
+    numbers are ordered as numbers, everything else as text. Text counts as whole numbers if all of it is spelled as
+    these are written, so that different texts stay different: 007 is not 7."""
     keys = values
     if values.dtype.kind not in "iu":
-        try:
-            keys = np.array([_parse_integer(value) for value in values], dtype=object)
-        except ValueError:
-            keys = np.array([str(value) for value in values])
+        texts = [str(value) for value in values.tolist()]
+        keys = np.array(texts)
+        with suppress(ValueError):
+            integers = [int(text) for text in texts]
+            keys = np.array(integers, dtype=object) if [str(number) for number in integers] == texts else keys
     names, numbers = np.unique(keys, return_inverse=True)
     return numbers.astype(np.int64), tuple(map(str, names.tolist()))
-
-
-def _parse_integer(value: Any) -> int:
-    """The whole number that `value` is or spells, also as 2.0; ValueError for anything else, booleans included."""
-    if isinstance(value, bool | np.bool_):
-        raise ValueError
-    if not isinstance(value, float | np.floating):
-        with suppress(ValueError):
-            return int(value)  # a float would round long numbers
-        value = float(value)
-    if not value.is_integer():
-        raise ValueError
-    return int(value)
 
 
 def class_numbers(pool: Pool, names: tuple[str, ...]) -> NDArray[np.int64]:
