@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pfedlms.checks import IS_MASKED
 from pfedlms.data.partition import SCHEMES, Indices
 from pfedlms.errors import DataError, reason
 
@@ -147,11 +148,15 @@ def as_array(value: Any, name: str) -> NDArray[Any]:
                 value = torch.stack(value)
             elif value and callable(getattr(value[0], "getbands", None)):
                 value = np.stack([_pixels(image) for image in value])
+        if any(isinstance(item, np.ma.MaskedArray) for item in (value if isinstance(value, list) else [value])):
+            raise DataError(f"{name}: {IS_MASKED}")
         if isinstance(value, torch.Tensor):
             value = value.detach().cpu().resolve_conj().resolve_neg()
             # NumPy has no bfloat16 and no floats of 8 bits.
             value = (value.float() if value.is_floating_point() else value).numpy()
         return np.asarray(value)
+    except DataError:
+        raise
     except Exception as error:  # an object that is asked for its numbers may raise anything
         raise DataError(
             f"{name} must be arrays of numbers, all of one shape ({reason(error)}); pad, cut or resize them to one"
