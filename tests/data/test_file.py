@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from pfedlms.data import Pool, load_pool
 from pfedlms.data.file import read_columns, texts_by_client
-from pfedlms.errors import DataError
+from pfedlms.errors import DataError, DataWarning
 
 
 def csv_file(path: Path, columns: dict[str, list[Any]]) -> Path:
@@ -72,10 +72,23 @@ def test_what_columns_may_be_called(write: Write, label: str, client: str, tmp_p
 def test_columns_can_be_named(write: Write, tmp_path: Path) -> None:
     """What would have been taken otherwise is a feature then."""
     columns = {"y": [1, 2], "species": ["b", "a"], "site": [2, 1], "user": [7, 8]}
-    with pytest.warns(UserWarning, match=r"data\.owner_column is 'site', so the column 'user' is a feature"):
+    with (
+        pytest.warns(DataWarning, match=r"data\.owner_column is 'site', so the column 'user' is a feature"),
+        pytest.warns(DataWarning, match=r"data\.label_column is 'species', so the column 'y' is a feature"),
+    ):
         pool = read(write(tmp_path / "t", columns), label="species", client="site")
     assert pool.x.tolist() == [[1, 7], [2, 8]]
     assert (pool.names, pool.client_names) == (("a", "b"), ("1", "2"))
+
+
+@pytest.mark.parametrize("index", ["", "Unnamed: 0", "__index_level_0__"])
+@both
+def test_numbers_of_rows_are_no_feature(write: Write, index: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "t", {index: [0, 1, 2], **TABLE})
+    with pytest.warns(DataWarning, match=f"the column '{index}' is left out, as it numbers rows"):
+        assert read(path).x.tolist() == [[1.5, 10], [2, 20], [-3.25, 30]]
+    named = write(tmp_path / "u", {"a": [0, 1, 2], "Unnamed: 0": [5, 6, 5]})
+    assert read(named, label="Unnamed: 0").names == ("5", "6")
 
 
 @pytest.mark.parametrize(

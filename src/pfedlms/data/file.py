@@ -6,6 +6,7 @@ reader and a line in `READERS`.
 | label | `label`, `class`, `target`, `y`, `labels`, or the name in `data.label_column` |
 | client | `client`, `user`, `client_id`, `clients`, or the name in `data.owner_column`; optional |
 | samples | `x`, `samples`, `images`, if it has two axes or more; else every other column is a feature |
+| index | the first column of a CSV if it has no name, or what pandas calls an index; it is left out, with a warning |
 | text | `text` where there is no label, or the name in `data.text_column`; then all others but the client are unused |
 
 Classes and clients are the values in their columns, in ascending order. Samples stay as they are, but images of bytes
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import warnings
 import zipfile
 import zlib
@@ -32,12 +34,14 @@ from pfedlms.data.disk import open_parquet, read_contents
 from pfedlms.data.images import normalise
 from pfedlms.data.pool import Constants, Pool, as_array, build_pool, label_column, number_values
 from pfedlms.data.text import Windows, cut_windows
-from pfedlms.errors import DataError, did_you_mean, reason
+from pfedlms.errors import DataError, DataWarning, did_you_mean, reason
 
 Columns = Mapping[str, Any]
 """Sequences or arrays by name, one entry per sample."""
 _LABELS, _CLIENTS = ("label", "class", "target", "y", "labels"), ("client", "user", "client_id", "clients")
 _SAMPLES = ("x", "samples", "images")
+_INDEX = re.compile(r"Unnamed: 0(\.\d+)?|__index_level_\d+__")
+"""What pandas calls the numbers of rows. In a CSV they are a first column without a name."""
 
 
 # --- what columns mean ---
@@ -113,7 +117,9 @@ def _find_column(path: Path, columns: Columns, chosen: str, names: Sequence[str]
 def _samples(path: Path, columns: Columns, labels: str, clients: str) -> NDArray[Any]:
     """The column of samples, or all feature columns as one array. Further arrays of an `.npz` are not used."""
     arrays = [column for name in _SAMPLES for column in columns if column.lower() == name and columns[column].ndim > 1]
-    features = arrays[:1] or [name for name in columns if name not in (labels, clients)]
+    others = [name for name in columns if name not in (labels, clients)]
+    index = [name for name in others if _INDEX.fullmatch(name) or (not name and name == next(iter(columns)))]
+    features = arrays[:1] or [name for name in others if name not in index]
     rows = {name: len(np.atleast_1d(columns[name])) for name in (labels, *features, clients) if name}
     if wrong := [name for name in rows if rows[name] != rows[labels] or not rows[name]]:
         raise DataError(
@@ -125,12 +131,21 @@ def _samples(path: Path, columns: Columns, labels: str, clients: str) -> NDArray
     if arrays:
         samples: NDArray[Any] = columns[arrays[0]]
         return samples
-    if unused := [name for name in features if name.lower() in _CLIENTS]:
+    if index:
         warnings.warn(
-            f"{path}: data.owner_column is {clients!r}, so the column {unused[0]!r} is a feature like any other; take "
-            "it out of the file if that is not meant",
-            stacklevel=2,
+            f"{path}: the column {index[0]!r} is left out, as it numbers rows; write the table without its index, or "
+            "give the column a name if it is a feature",
+            DataWarning,
+            stacklevel=3,
         )
+    for setting, column, names in (("owner", clients, _CLIENTS), ("label", labels, _LABELS)):
+        if unused := [name for name in features if name.lower() in names]:
+            warnings.warn(
+                f"{path}: data.{setting}_column is {column!r}, so the column {unused[0]!r} is a feature like any "
+                "other; take it out of the file if that is not meant",
+                DataWarning,
+                stacklevel=3,
+            )
     return np.stack([_feature(path, name, columns[name]) for name in features], axis=1)
 
 
