@@ -138,7 +138,7 @@ def test_one_data_set_is_what_the_arrays_are(make: Callable[[], Any], samples: n
 
 
 @pytest.mark.parametrize(("mode", "shape"), [("L", (1, 5, 6)), ("1", (1, 5, 6)), ("P", (3, 5, 6)), ("RGBA", (4, 5, 6))])
-def test_images_of_any_mode(mode: str, shape: tuple[int, ...]) -> None:
+def test_images_of_any_mode_of_8_bits(mode: str, shape: tuple[int, ...]) -> None:
     x = read(([image.convert(mode) for image in images()], Y)).x
     assert x.shape == (60, *shape)
     assert x.dtype == np.float32
@@ -319,6 +319,13 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "text": (lambda: (TEXTS.tolist(), Y), "got samples that are text, .* token ids first"),
     "objects": (lambda: ([{"a": 1}] * 60, Y), "got samples of type object, expected an array of numbers"),
     "NaN": (lambda: (X * np.nan, Y), "data: samples hold NaN or infinite values; clean them first"),
+    "images of 16 bits": (
+        lambda: ([Image.fromarray(pixels[..., 0].astype(np.uint16)) for pixels in PIXELS], Y),
+        r"data: samples: got an image of mode I;16, expected 8 bits .* np\.float32\(image\) / 65535",
+    ),
+    "images of floats": (
+        lambda: ([Image.fromarray(pixels[..., 0].astype(np.float32)) for pixels in PIXELS], Y), "image of mode F",
+    ),
     "masked samples": (lambda: (np.ma.masked_less(X, 0), Y), r"data: samples: got a masked array, .*\.filled\(VALUE\)"),
     "masked rows": (lambda: Items(list(np.ma.masked_less(X, 0)), Y), "data: samples: got a masked array"),
     "masked labels": (lambda: (X, np.ma.masked_equal(Y, 1)), "data: labels: got a masked array"),

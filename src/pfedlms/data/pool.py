@@ -147,7 +147,7 @@ def as_array(value: Any, name: str) -> NDArray[Any]:
             if value and isinstance(value[0], torch.Tensor):
                 value = torch.stack(value)
             elif value and callable(getattr(value[0], "getbands", None)):
-                value = np.stack([_pixels(image) for image in value])
+                value = np.stack([_pixels(image, name) for image in value])
         if any(isinstance(item, np.ma.MaskedArray) for item in (value if isinstance(value, list) else [value])):
             raise DataError(f"{name}: {IS_MASKED}")
         if isinstance(value, torch.Tensor):
@@ -163,13 +163,18 @@ def as_array(value: Any, name: str) -> NDArray[Any]:
         ) from error
 
 
-def _pixels(image: Any) -> NDArray[Any]:
-    """A Pillow image as `[channels, height, width]`."""
+def _pixels(image: Any, name: str) -> NDArray[np.float32]:
+    """A Pillow image as `[channels, height, width]`, from 0 to 1."""
     if image.mode in ("1", "P", "PA"):  # one bit, or numbers of a palette
         image = image.convert("L" if image.mode == "1" else "RGB")
     pixels = np.asarray(image)
+    if pixels.dtype != np.uint8:
+        raise DataError(
+            f"{name}: got an image of mode {image.mode}, expected 8 bits per channel; give arrays in the range you want "
+            "instead, such as np.float32(image) / 65535 for 16 bits"
+        )
     pixels = pixels[np.newaxis] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
-    return pixels.astype(np.float32) / np.float32(255) if pixels.dtype == np.uint8 else pixels
+    return pixels.astype(np.float32) / np.float32(255)
 
 
 # --- labels ---
