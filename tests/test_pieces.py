@@ -179,7 +179,10 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: SKETCH.forward(X.long()), r"params: got torch.int64, expected torch.float32.*\.float\(\)"),
     (lambda: SKETCH.forward([0.0] * 21), r"params: got list, expected a NumPy array.*np\.asarray"),
     (lambda: SKETCH.forward(np.array(["a"] * 21)), "params: got an array of <U1, expected numbers"),
-    (lambda: SKETCH.forward(np.ma.zeros(21)), r"params: got a masked array, whose mask would be lost.*\.filled\(VALUE\)"),
+    (
+        lambda: SKETCH.forward(np.ma.zeros(21)),
+        r"params: got a masked array, whose mask .*\.filled\(VALUE\)",
+    ),
     (lambda: SKETCH.forward(X.to("meta")), "params: got a tensor on meta, expected one on cpu; make"),
     (lambda: SKETCH.split(X, X.double(), X), r"model: got torch.float64 of shape \(2, 21\), expected torch.float32 of"),
     (lambda: Sketch(nn.Linear(2, 2), 0.1, 0, 0), r"layout: got Linear.*flat_layout\(module\)"),

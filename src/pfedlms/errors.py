@@ -54,7 +54,7 @@ class DataError(UsageError): ...
 
 
 class DataWarning(UserWarning):
-    """Files can be read and are used, but are not the published ones, or have columns that may not be meant as features.
+    """Files can be read and are used, but are not the published ones, or have columns that may not be meant.
     It is the only warning with a class of its own, so that users can silence it."""
 
 

@@ -71,14 +71,26 @@ class Pool:
             )
         return scheme
 
+    def client_name(self, client: int) -> str:
+        """What a client is called in messages: by its name, or else its number."""
+        return repr(self.client_names[client]) if client < len(self.client_names) else str(client)
+
+    def refuse_single_class(self) -> None:
+        """Refuse the data of all clients if they have one class. Those of one client may."""
+        if self.classes and self.y.ndim == 1 and bool((self.y == self.y[0]).all()):
+            name = self.names[self.y[0]] if self.names else self.y[0]
+            raise DataError(
+                f"data: got labels that are all {name}, expected two classes or more; look where labels are taken from"
+            )
+
     def split_in_order(self, windows: Indices, client: int, share: float = 0.25) -> tuple[Indices, Indices]:
         """Split one client's windows of text: the last ones are held out, and windows that overlap them are dropped."""
         assert self.overlap is not None  # it is set for text
         first = len(windows) - min(max(round(share * len(windows)), 1), len(windows) - 1)
         if first <= self.overlap:
             raise DataError(
-                f"client {client}: got {len(windows)} windows of text, of which {self.overlap} overlap those set "
-                "aside, expected more; use a larger data.stride or data.min_tokens"
+                f"client {self.client_name(client)}: got {len(windows)} windows of text, of which {self.overlap} "
+                "overlap those set aside, expected more; use a larger data.stride or data.min_tokens"
             )
         return windows[: first - self.overlap], windows[first:]
 
@@ -170,8 +182,8 @@ def _pixels(image: Any, name: str) -> NDArray[np.float32]:
     pixels = np.asarray(image)
     if pixels.dtype != np.uint8:
         raise DataError(
-            f"{name}: got an image of mode {image.mode}, expected 8 bits per channel; give arrays in the range you want "
-            "instead, such as np.float32(image) / 65535 for 16 bits"
+            f"{name}: got an image of mode {image.mode}, expected 8 bits per channel; give arrays in the range you "
+            "want instead, such as np.float32(image) / 65535 for 16 bits"
         )
     pixels = pixels[np.newaxis] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
     return pixels.astype(np.float32) / np.float32(255)
