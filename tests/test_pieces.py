@@ -181,6 +181,10 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: SKETCH.forward(np.array(["a"] * 21)), "params: got an array of <U1, expected numbers"),
     (lambda: SKETCH.forward(np.zeros(21, ">f4")), "params: got an array of >f4, expected numbers"),
     (lambda: SKETCH.forward(np.zeros(21, np.longdouble)), "params: got an array of .*, expected numbers"),
+    (
+        lambda: SKETCH.forward(np.ma.zeros(21)),
+        r"params: got a masked array, whose mask .*\.filled\(VALUE\)",
+    ),
     (lambda: SKETCH.forward(X.to("meta")), "params: got a tensor on meta, expected one on cpu; make"),
     (lambda: SKETCH.split(X, X.double(), X), r"model: got torch.float64 of shape \(2, 21\), expected torch.float32 of"),
     (lambda: Sketch(nn.Linear(2, 2), 0.1, 0, 0), r"layout: got Linear.*flat_layout\(module\)"),
@@ -206,6 +210,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: Vote(2.0, 1), "size: got 2.0, expected a whole number of at least 0; it is the number"),
     (lambda: Vote(3, 1).add(np.zeros(3), 1), r"vote: got symbols of float64, expected uint8; pass symbols\.astype"),
     (lambda: Vote(3, 1).add([0, 1, 0], 1), "symbols: got list, expected a NumPy array or a tens"),
+    (lambda: Vote(3, 1).add(np.ma.zeros(3, np.uint8), 1), "symbols: got a masked array"),
     (lambda: Vote(3, 1).add(np.uint8([0, 2, 0]), 1), r"vote: got \(3,\) symbols up to 2, expected \(3,\) of 0 to 1"),
     (lambda: Vote(3, 1).add(np.uint8([0, 1]), 1), r"got \(2,\) symbols up to 1, expected \(3,\)"),
     (lambda: Vote(1, 1).add(np.uint8([[0], [1]]), [3]), "weights: got 1 for 2 clients, expected one per client; pass"),

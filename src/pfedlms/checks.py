@@ -17,6 +17,10 @@ from torch import Tensor
 Array = NDArray[Any]
 Values = TypeVar("Values", Tensor, Array)
 """A function returns the kind it takes: tensors for tensors, arrays for arrays."""
+IS_MASKED = (
+    "got a masked array, whose mask would be lost, expected values alone; fill in what is masked with .filled(VALUE), "
+    "or leave those rows out"
+)
 Weights = int | Sequence[int] | Array | Tensor
 
 
@@ -84,6 +88,8 @@ def _check_array(name: str, values: object) -> None:
         raise ValueError(
             f"{name}: got {type(values).__name__}, expected a NumPy array or a tensor; pass np.asarray({name})"
         )
+    if isinstance(values, np.ma.MaskedArray):
+        raise ValueError(f"{name}: {IS_MASKED}")
 
 
 def check_floats(name: str, values: Tensor) -> Tensor:

@@ -54,8 +54,8 @@ class DataError(UsageError): ...
 
 
 class DataWarning(UserWarning):
-    """Files of a data set can be read and are used, but are not the published ones. It is the only warning with a class
-    of its own, so that users can silence it."""
+    """Files can be read and are used, but are not the published ones, or have columns that may not be meant.
+    It is the only warning with a class of its own, so that users can silence it."""
 
 
 class DownloadError(DataError):

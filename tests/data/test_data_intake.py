@@ -6,10 +6,12 @@ from __future__ import annotations
 import hashlib
 from collections import UserList
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from PIL import Image
@@ -87,8 +89,8 @@ class Tables(dict[str, Any]):
         return {name: table.shape for name, table in self.items()}
 
 
-def tensors(x: np.ndarray, y: np.ndarray) -> TensorDataset:
-    return TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
+def tensors(*arrays: np.ndarray) -> TensorDataset:
+    return TensorDataset(*map(torch.from_numpy, arrays))
 
 
 def images() -> list[Image.Image]:
@@ -137,8 +139,20 @@ def test_one_data_set_is_what_the_arrays_are(make: Callable[[], Any], samples: n
     assert same(partitioned(read(make()), how), from_pool(samples, Y, how))
 
 
+def test_a_data_frame_is_given_as_its_error_advises(tmp_path: Path) -> None:
+    """As samples and labels, client by client, and as a file."""
+    df = pandas.DataFrame({"a": X[:, 0], "b": X[:, 1], "label": TEXTS, "client": np.array(["n", "s"])[Y % 2]})
+    features = ["a", "b"]
+    assert read((df[features], df["label"])).x.tolist() == X[:, :2].tolist()
+    clients = read({name: (own[features], own["label"]) for name, own in df.groupby("client")})
+    assert (clients.client_names, clients.names) == (("n", "s"), NAMES)
+    df.to_csv(tmp_path / "t.csv", index=False)
+    table = pfedlms.data.load_pool(f"file:{tmp_path}/t.csv")
+    assert (table.client_names, table.names, table.x.tolist()) == (("n", "s"), NAMES, X[:, :2].tolist())
+
+
 @pytest.mark.parametrize(("mode", "shape"), [("L", (1, 5, 6)), ("1", (1, 5, 6)), ("P", (3, 5, 6)), ("RGBA", (4, 5, 6))])
-def test_images_of_any_mode(mode: str, shape: tuple[int, ...]) -> None:
+def test_images_of_any_mode_of_8_bits(mode: str, shape: tuple[int, ...]) -> None:
     x = read(([image.convert(mode) for image in images()], Y)).x
     assert x.shape == (60, *shape)
     assert x.dtype == np.float32
@@ -197,6 +211,19 @@ def test_a_client_with_one_data_set_splits_it_as_pools_are_split(make: Callable[
     assert (len(beside_a_pair.train[0]), len(beside_a_pair.test[1])) == (40, 8)
 
 
+def test_a_client_with_one_sample_is_named() -> None:
+    pool = read({"a": (X[:30], Y[:30]), "b": (X[30:31], Y[30:31])})
+    with pytest.raises(DataError, match=r"client 'b': got 1 sample, expected at least 2 .* or leave it out"):
+        partitioned(pool, Partitioning(*DEAL))
+
+
+@pytest.mark.parametrize("give", [read, pfedlms.data.texts])
+def test_names_of_clients_differ_as_text(give: Callable[[Any], Any]) -> None:
+    own = "to be or not " * 20 if give is pfedlms.data.texts else TRAIN
+    with pytest.raises(DataError, match=r"data: got two clients called '1', expected each name once; .* 1 and '1'"):
+        give({1: own, "1": own})
+
+
 # --- labels ---------------------------------------------------------------------------------------
 
 ONE_HOT = np.eye(3)[Y]
@@ -211,6 +238,7 @@ LABELS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "any numbers": (np.array([-7, 40, 10**12])[Y], ("-7", "40", "1000000000000")),
     "codes with a 0": (np.array([0, 5000, 90000])[Y], ("0", "5000", "90000")),
     "texts": (TEXTS, NAMES),
+    "texts that spell one number": (np.array(["+1", "01", "1"])[Y], ("+1", "01", "1")),
     "bytes": (np.char.encode(TEXTS), NAMES),
 }
 
@@ -305,6 +333,16 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "streamed splits": (lambda: {"train": Stream(), "test": Stream()}, "data, train: .* one after another"),
     "array": (lambda: X, r"data: got one array of shape \(60, 4\), expected samples and labels .* \(x, y\)"),
     "texts by client": (lambda: {"a": "to be", "b": "or not"}, "client 'a': got a text, .* pfedlms.data.texts"),
+    "parts by name": (lambda: ({"a": X, "b": X}, Y), "data: got samples as a dict of 2, .* flatten its parts"),
+    "parts of a client": (lambda: {"c": ({"a": X}, Y)}, "client 'c': got samples as a dict of 1, expected one"),
+    "parts": (lambda: ((X, X[:, :2]), Y), "data: got samples as a tuple of 2, expected one tensor"),
+    "items of parts": (lambda: Items([{"a": x} for x in X], Y), "the sample of item 0 is a dict of 1, expected"),
+    "items of tuples": (lambda: Items([(x, x[:2]) for x in X], Y), "sample of item 0 is a tuple of 2, expected one"),
+    "items of three": (lambda: tensors(X, X, Y), "item 0 is a tuple of 3, .* one tensor per sample"),
+    "DataFrame": (
+        lambda: pandas.DataFrame({"a": X[:, 0], "label": Y}),
+        r"data: got a DataFrame of shape \(60, 2\), expected samples and labels; pass \(df\[FEATURES\], df\[LAB",
+    ),
     "number": (lambda: 3, "data: got an object of type int, expected the name of a data set"),
     "nothing": (list, "data: got a list of 0, expected"),
     "three data sets": (lambda: (TRAIN, TEST, TEST), "got a tuple of 3 .* put clients into a list"),
@@ -318,6 +356,16 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "text": (lambda: (TEXTS.tolist(), Y), "got samples that are text, .* token ids first"),
     "objects": (lambda: ([{"a": 1}] * 60, Y), "got samples of type object, expected an array of numbers"),
     "NaN": (lambda: (X * np.nan, Y), "data: samples hold NaN or infinite values; clean them first"),
+    "images of 16 bits": (
+        lambda: ([Image.fromarray(pixels[..., 0].astype(np.uint16)) for pixels in PIXELS], Y),
+        r"data: samples: got an image of mode I;16, expected 8 bits .* np\.float32\(image\) / 65535",
+    ),
+    "images of floats": (
+        lambda: ([Image.fromarray(pixels[..., 0].astype(np.float32)) for pixels in PIXELS], Y), "image of mode F",
+    ),
+    "masked samples": (lambda: (np.ma.masked_less(X, 0), Y), r"data: samples: got a masked array, .*\.filled\(VALUE\)"),
+    "masked rows": (lambda: Items(list(np.ma.masked_less(X, 0)), Y), "data: samples: got a masked array"),
+    "masked labels": (lambda: (X, np.ma.masked_equal(Y, 1)), "data: labels: got a masked array"),
     "beyond float32": (lambda: (X.astype(np.float64) * 1e300, Y), "NaN or infinite values"),
     "beyond int64": (lambda: (np.full((60, 2), 2**63, dtype=np.uint64), Y), "expected whole numbers below 2.63"),
     "TensorDataset of one": (lambda: TensorDataset(torch.from_numpy(X)), "item 0 is a tuple of 1, expected a pair"),
@@ -341,7 +389,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: [(X, np.eye(3)[Y]), (X, np.eye(4)[Y])], "client 1: got labels that are one-hot 4 wide",
     ),
     "swapped": (lambda: (Y, X), r"labels of shape \(60, 4\) .* samples come first, \(x, y\)"),
-    "one class": (lambda: (X, Y * 0), "labels that are all 0, expected two classes or more"),
 }  # fmt: skip
 
 
@@ -350,6 +397,15 @@ def test_what_cannot_be_data_gets_one_readable_message(make: Callable[[], Any], 
     with pytest.raises(DataError, match=message) as caught:
         read(make())
     assert "\n" not in str(caught.value)
+
+
+def test_a_single_class_is_refused_however_it_is_given(tmp_path: Path) -> None:
+    """But not for one client alone: others may have the other classes."""
+    np.savez(tmp_path / "t.npz", x=X, y=Y * 0 + 5)
+    for data in ((X, Y * 0 + 5), [(X[:30], Y[:30] * 0 + 5), (X[30:], Y[30:] * 0 + 5)], f"file:{tmp_path}/t.npz"):
+        with pytest.raises(DataError, match="data: got labels that are all 5, expected two classes or more"):
+            pfedlms.run(data, lambda: nn.Linear(4, 3), **QUICK | {"clients": 2})
+    assert read((X, Y * 0)).classes == 1
 
 
 def test_clients_that_are_given_are_not_counted_otherwise() -> None:

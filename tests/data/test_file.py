@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from pfedlms.data import Pool, load_pool
 from pfedlms.data.file import read_columns, texts_by_client
-from pfedlms.errors import DataError
+from pfedlms.errors import DataError, DataWarning
 
 
 def csv_file(path: Path, columns: dict[str, list[Any]]) -> Path:
@@ -72,10 +72,23 @@ def test_what_columns_may_be_called(write: Write, label: str, client: str, tmp_p
 def test_columns_can_be_named(write: Write, tmp_path: Path) -> None:
     """What would have been taken otherwise is a feature then."""
     columns = {"y": [1, 2], "species": ["b", "a"], "site": [2, 1], "user": [7, 8]}
-    with pytest.warns(UserWarning, match=r"data\.owner_column is 'site', so the column 'user' is a feature"):
+    with (
+        pytest.warns(DataWarning, match=r"data\.owner_column is 'site', so the column 'user' is a feature"),
+        pytest.warns(DataWarning, match=r"data\.label_column is 'species', so the column 'y' is a feature"),
+    ):
         pool = read(write(tmp_path / "t", columns), label="species", client="site")
     assert pool.x.tolist() == [[1, 7], [2, 8]]
     assert (pool.names, pool.client_names) == (("a", "b"), ("1", "2"))
+
+
+@pytest.mark.parametrize("index", ["", "Unnamed: 0", "__index_level_0__"])
+@both
+def test_numbers_of_rows_are_no_feature(write: Write, index: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "t", {index: [0, 1, 2], **TABLE})
+    with pytest.warns(DataWarning, match=f"the column '{index}' is left out, as it numbers rows"):
+        assert read(path).x.tolist() == [[1.5, 10], [2, 20], [-3.25, 30]]
+    named = write(tmp_path / "u", {"a": [0, 1, 2], "Unnamed: 0": [5, 6, 5]})
+    assert read(named, label="Unnamed: 0").names == ("5", "6")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +97,9 @@ def test_columns_can_be_named(write: Write, tmp_path: Path) -> None:
         ([10, 9, 10], [1, 0, 1], ("9", "10")),  # numbers in their order, not that of text
         (["10", "9", "10"], [1, 0, 1], ("9", "10")),
         ([1.0, 3.0, 2.0], [0, 2, 1], ("1", "2", "3")),
-        (["1.0", "3.0", "2.0"], [0, 2, 1], ("1", "2", "3")),
+        (["01", "2", "1"], [0, 2, 1], ("01", "1", "2")),  # as they are spelled: nothing is merged
+        (["1e1", "10", "+1"], [2, 1, 0], ("+1", "10", "1e1")),
+        (["١", "1", " 1"], [2, 1, 0], (" 1", "1", "١")),
         ([True, False, True], [1, 0, 1], ("False", "True")),
         (["b", "10", "9"], [2, 0, 1], ("10", "9", "b")),
         ([2**62 + 1, 2**62, 0], [2, 1, 0], ("0", str(2**62), str(2**62 + 1))),  # beyond what floats tell apart
@@ -118,9 +133,20 @@ def test_csv_as_it_comes(name: str, text: str, tmp_path: Path) -> None:
     assert pool.names == ("x", "y")
 
 
-def test_names_of_clients_are_taken_as_they_are_spelled(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("a,client,label\n1,007,0\n2,7,1\n3,1.1,0\n4,1.10,1\n")
-    assert set(read(tmp_path / "t.csv").client_names) == {"007", "7", "1.1", "1.10"}
+def test_floats_as_text_are_labels_as_typed_floats_are(tmp_path: Path) -> None:
+    """A CSV has no types: 2.0 is the number 2 and 1.50 is no label. In a column of text, 2.0 is a text."""
+    columns: dict[str, list[Any]] = {"a": [0, 0, 0], "label": ["10.0", "3.0", "2.0"]}
+    assert read(csv_file(tmp_path / "t", columns)).names == ("2", "3", "10")
+    assert read(parquet_file(tmp_path / "t", columns)).names == ("10.0", "2.0", "3.0")
+    with pytest.raises(DataError, match=r"labels such as 1\.5, .* need a loss"):
+        read(csv_file(tmp_path / "t", columns | {"label": ["1.50", "3", "2"]}))
+
+
+@both
+def test_names_of_clients_are_taken_as_they_are_spelled(write: Write, tmp_path: Path) -> None:
+    for names in (["007", "7", "1.1", "1.10"], ["1_0", "10", "007", "7"]):
+        path = write(tmp_path / "t", {"a": [1, 2, 3, 4], "client": names, "label": [0, 1, 0, 1]})
+        assert set(read(path).client_names) == set(names)
     (tmp_path / "u.csv").write_text("client,text\n007,some words\n7,other words\n")
     assert set(texts_by_client(tmp_path / "u.csv", read_columns(tmp_path / "u.csv"))) == {"007", "7"}
 
@@ -207,6 +233,7 @@ WRONG: dict[str, tuple[dict[str, list[Any]], dict[str, str], str]] = {
         {"a": [1, 2], "town": ["Ulm", "Bonn"], "y": [0, 1]}, {},
         r"column 'town', sample 0 \(from 0\): got 'Ulm', expected a finite number",
     ),
+    "Python's underscores": ({"a": ["1_000", "2"], "y": [0, 1]}, {}, r"sample 0 \(from 0\): got '1_000', expected a"),
     "nothing a number": ({"a": [1.0, float("nan")], "y": [0, 1]}, {}, r"column 'a', sample 1 \(from 0\): got .*nan"),
 }  # fmt: skip
 

@@ -103,7 +103,7 @@ def test_what_is_set_aside_by_hand(share: float, sizes: list[int], aside: list[i
     labels = np.repeat(np.arange(len(sizes)), sizes)
     _, apart = split(labels, np.arange(len(labels)), 0, 0, share, "validation")
     assert np.bincount(labels[apart], minlength=len(sizes)).tolist() == aside
-    with pytest.raises(DataError, match=r"client 7 holds 1 sample\(s\), expected at least 2.*data.min_samples"):
+    with pytest.raises(DataError, match=r"client 7: got 1 sample, expected at least 2 .*a \(train, test\) pair"):
         split(labels, np.arange(1), 0, client=7)
 
 

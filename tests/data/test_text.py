@@ -93,7 +93,7 @@ def test_nothing_that_is_tested_is_trained_on(stride: int, validation: float) ->
         dropped = len(held) - sum(map(len, parts))
         assert dropped == (len(parts) - 1) * (-(-8 // stride) - 1)
     few = texts(["x" * 36], lambda text: range(len(text)), window=8, stride=4)  # seven windows
-    with pytest.raises(DataError, match=r"client 0: got . windows .* use a larger data.stride"):
+    with pytest.raises(DataError, match=r"client '0': got . windows .* use a larger data.stride"):
         partitioned(few, Partitioning(1, 1.0, 0, validation=0.9))
 
 

@@ -257,6 +257,7 @@ SAID: dict[str, tuple[Any, dict[str, Any], str | None]] = {
     "decay": ((X, Y), {"decay": 0.5}, "train.decay: 0.5 has no effect with train.schedule = constant; set"),
     "decay_every": ((X, Y), {"decay_every": 7, "schedule": "cosine"}, "train.decay_every: 7 has no effect with"),
     "alpha, iid": ((X, Y), {"alpha": 0.1, "partition": "iid"}, "data.alpha: 0.1 has no effect, data.partition = iid"),
+    "min_samples": (HELD, {"min_samples": 5}, "data.min_samples: 5 has no effect, as data are given client by client"),
     "alpha, held": (HELD, {"alpha": 0.1}, "data.alpha: 0.1 has no effect, as the data say whose each sample is"),
     "classes": ((X, Y), {"classes_per_client": 1}, "data.classes_per_client: 1 has no effect, data.partition = diri"),
     "rate of sgd": ((X, Y), {"optimizer": "adamw"}, "train.learning_rate: 0.1 is for sgd; adamw wants 0.001 or so"),

@@ -144,12 +144,12 @@ def test_figures_call_a_metric_by_its_name() -> None:
     ("data", "settings", "scheme", "told"),
     [
         ([(X[:40], Y[:40]), (X[40:], Y[40:])], {}, "given", "2 clients, partition given ·"),
-        ((X, Y), {"alpha": 0.4}, "dirichlet", "2 clients, α = 0.4 ·"),
-        ((X, Y), {"partition": "quantity"}, "quantity", "2 clients, partition quantity, α = 0.5 ·"),
+        ((X, Y), {"alpha": 0.4, "min_samples": 2}, "dirichlet", "2 clients, α = 0.4 ·"),
+        ((X, Y), {"partition": "quantity", "min_samples": 2}, "quantity", "2 clients, partition quantity, α = 0.5 ·"),
     ],
 )
 def test_alpha_is_told_where_it_was_used(data: Any, settings: dict[str, Any], scheme: str, told: str) -> None:
-    result = pfedlms.run(data, linear, method="fedavg", **{**QUICK, "min_samples": 2, **settings})
+    result = pfedlms.run(data, linear, method="fedavg", **{**QUICK, **settings})
     assert result.summary["partition"] == scheme
     assert told in comparison([result]).title
 

@@ -7,7 +7,7 @@ import hashlib
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from math import prod
 from typing import Any
@@ -165,8 +165,13 @@ def from_client_indices(
         splits = Splits(indices, pool.strata, seed)
         train, test = splits.train, splits.held_out
     else:
-        cut = partial(split, pool.strata, seed=seed) if pool.overlap is None else pool.split_in_order
-        pairs = (part if isinstance(part, tuple) else cut(part, client=k) for k, part in enumerate(indices))
+
+        def cut(part: Indices, k: int) -> tuple[Indices, Indices]:
+            if pool.overlap is not None:
+                return pool.split_in_order(part, k)
+            return split(pool.strata, part, seed, k, client_name=pool.client_name(k))
+
+        pairs = (part if isinstance(part, tuple) else cut(part, k) for k, part in enumerate(indices))
         train, test = zip(*pairs, strict=True)
     if validation and pool.overlap is not None:
         train, held_out = zip(*(pool.split_in_order(part, k, validation) for k, part in enumerate(train)), strict=True)
@@ -188,7 +193,7 @@ def _check_validation_sizes(sizes: Indices, share: float) -> None:
     if single == len(sizes):
         raise DataError(
             f"data.validation: got {share}, but every client holds a single training sample, expected one with 2 or "
-            "more; leave data.validation out, or raise data.min_samples"
+            "more; leave data.validation out, or give clients more samples"
         )
     if single:
         warnings.warn(

@@ -6,6 +6,7 @@ reader and a line in `READERS`.
 | label | `label`, `class`, `target`, `y`, `labels`, or the name in `data.label_column` |
 | client | `client`, `user`, `client_id`, `clients`, or the name in `data.owner_column`; optional |
 | samples | `x`, `samples`, `images`, if it has two axes or more; else every other column is a feature |
+| index | the first column of a CSV if it has no name, or what pandas calls an index; it is left out, with a warning |
 | text | `text` where there is no label, or the name in `data.text_column`; then all others but the client are unused |
 
 Classes and clients are the values in their columns, in ascending order. Samples stay as they are, but images of bytes
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import warnings
 import zipfile
 import zlib
@@ -32,12 +34,14 @@ from pfedlms.data.disk import open_parquet, read_contents
 from pfedlms.data.images import normalise
 from pfedlms.data.pool import Constants, Pool, as_array, build_pool, label_column, number_values
 from pfedlms.data.text import Windows, cut_windows
-from pfedlms.errors import DataError, did_you_mean, reason
+from pfedlms.errors import DataError, DataWarning, did_you_mean, reason
 
 Columns = Mapping[str, Any]
 """Sequences or arrays by name, one entry per sample."""
 _LABELS, _CLIENTS = ("label", "class", "target", "y", "labels"), ("client", "user", "client_id", "clients")
 _SAMPLES = ("x", "samples", "images")
+_INDEX = re.compile(r"Unnamed: 0(\.\d+)?|__index_level_\d+__")
+"""What pandas calls the numbers of rows. In a CSV they are a first column without a name."""
 
 
 # --- what columns mean ---
@@ -54,11 +58,11 @@ def read_file(
     if texts := texts_by_client(path, columns, label, client, text):
         return cut_windows(texts, windows or Windows(), path)
     clients = _find_column(path, columns, client, _CLIENTS, "owner_column")
-    for name, values in columns.items():
-        # A CSV holds only text. The names of clients stay as they are spelled: 007 is not 7.
-        numbers = _parse_numbers(values) if isinstance(values, tuple) and name != clients else values
-        columns[name] = as_array(numbers, f"{path}, column {name!r}:")
     labels = _find_column(path, columns, label, _LABELS, "label_column")
+    for name, values in columns.items():
+        if isinstance(values, tuple) and name != clients:  # a CSV holds only text
+            values = _parse_labels(values) if name == labels else _parse_features(values)
+        columns[name] = as_array(values, f"{path}, column {name!r}:")
     x = _samples(path, columns, labels, clients)
     y, names = _number_column(path, columns, labels, "label")
     owner, client_names = _number_column(path, columns, clients, "client") if clients else (None, ())
@@ -113,7 +117,9 @@ def _find_column(path: Path, columns: Columns, chosen: str, names: Sequence[str]
 def _samples(path: Path, columns: Columns, labels: str, clients: str) -> NDArray[Any]:
     """The column of samples, or all feature columns as one array. Further arrays of an `.npz` are not used."""
     arrays = [column for name in _SAMPLES for column in columns if column.lower() == name and columns[column].ndim > 1]
-    features = arrays[:1] or [name for name in columns if name not in (labels, clients)]
+    others = [name for name in columns if name not in (labels, clients)]
+    index = [name for name in others if _INDEX.fullmatch(name) or (not name and name == next(iter(columns)))]
+    features = arrays[:1] or [name for name in others if name not in index]
     rows = {name: len(np.atleast_1d(columns[name])) for name in (labels, *features, clients) if name}
     if wrong := [name for name in rows if rows[name] != rows[labels] or not rows[name]]:
         raise DataError(
@@ -125,12 +131,21 @@ def _samples(path: Path, columns: Columns, labels: str, clients: str) -> NDArray
     if arrays:
         samples: NDArray[Any] = columns[arrays[0]]
         return samples
-    if unused := [name for name in features if name.lower() in _CLIENTS]:
+    if index:
         warnings.warn(
-            f"{path}: data.owner_column is {clients!r}, so the column {unused[0]!r} is a feature like any other; take "
-            "it out of the file if that is not meant",
-            stacklevel=2,
+            f"{path}: the column {index[0]!r} is left out, as it numbers rows; write the table without its index, or "
+            "give the column a name if it is a feature",
+            DataWarning,
+            stacklevel=3,
         )
+    for setting, column, names in (("owner", clients, _CLIENTS), ("label", labels, _LABELS)):
+        if unused := [name for name in features if name.lower() in names]:
+            warnings.warn(
+                f"{path}: data.{setting}_column is {column!r}, so the column {unused[0]!r} is a feature like any "
+                "other; take it out of the file if that is not meant",
+                DataWarning,
+                stacklevel=3,
+            )
     return np.stack([_feature(path, name, columns[name]) for name in features], axis=1)
 
 
@@ -152,6 +167,10 @@ def _feature(path: Path, name: str, values: NDArray[Any]) -> NDArray[np.float32]
 
 
 def _float_or_nan(value: Any) -> float:
+    """The number that `value` is or spells. Python reads 1_000 and the digits of all scripts, too, which is not done
+    here."""
+    if isinstance(value, str) and ("_" in value or not value.isascii()):
+        return nan
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -216,16 +235,21 @@ def _read_csv(path: Path) -> Columns:
     return dict(zip(names, columns, strict=True))
 
 
-def _parse_numbers(column: Sequence[str]) -> Any:
-    """The whole numbers or floats that a column of text spells; the column itself if it spells neither."""
-    for kind in (int, float):
-        try:
-            return np.array(list(map(kind, column)), dtype=kind)
-        except OverflowError:  # whole numbers of more than 64 bits stay text
-            break
-        except ValueError:
-            continue
-    return column
+def _parse_features(column: Sequence[str]) -> Any:
+    """The numbers that a column of text spells; the column itself if one is none."""
+    numbers = np.array([_float_or_nan(value) for value in column])
+    return column if np.isnan(numbers).any() else numbers
+
+
+def _parse_labels(column: Sequence[str]) -> Any:
+    """The floats that a column of text spells, if all are spelled alike, as 2.0, or some are no whole numbers, which
+    are no labels. Else the column itself: 01 is not 1."""
+    try:
+        numbers = [float(value) for value in column]
+    except ValueError:
+        return column
+    whole = all(number.is_integer() for number in numbers)
+    return column if whole and [str(number) for number in numbers] != list(column) else numbers
 
 
 def _check_names(path: Path, names: list[str]) -> None:

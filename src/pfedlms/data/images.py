@@ -99,7 +99,8 @@ def _open_image(file: Path | bytes, name: str) -> Any:
         ) from error
     if image.mode not in _BYTE_MODES:
         raise DataError(
-            f"{name}: got an image of mode {image.mode}, expected 8 bits per channel; convert the image first"
+            f"{name}: got an image of mode {image.mode}, expected 8 bits per channel; convert the image first, or "
+            "read the images in Python and give arrays"
         )
     return image
 

@@ -26,6 +26,7 @@ from pfedlms.data.text import Windows, cut_windows
 from pfedlms.errors import DataError, reason
 
 Pair = tuple[ArrayLike, ArrayLike]
+_ONE_TENSOR = "one tensor per sample; flatten its parts, put one after the other, and split them in the model's forward"
 SPLITS = ("train", "validation", "valid", "val", "dev", "test")
 """A dict that has `train` and no other keys than these is one data set in several splits."""
 _LABEL_COLUMNS = ("label", "labels", "fine_label", "target", "targets", "y")
@@ -36,31 +37,24 @@ _EXPECTED = (
 )
 
 
-def read(data: Any, any_targets: bool = False, all_clients: bool = True) -> Pool:
+def read(data: Any, any_targets: bool = False) -> Pool:
     """The pool of a user's data, validated; a `Pool` is returned as it is. With `any_targets`, for a custom loss,
-    labels need not be classes. Where the data are not those of `all_clients`, they may have a single class."""
+    labels need not be classes."""
     if isinstance(data, Pool):
         return data
     splits = _dataset_splits(data)
-    pool = _pool_clients(data, any_targets) if splits is None else _pool_parts(splits, any_targets)[0]
-    labels = np.unique(pool.y)
-    if all_clients and pool.classes and len(labels) == 1:
-        name = pool.names[labels[0]] if pool.names else labels[0]
-        raise DataError(
-            f"data: got labels that are all {name}, expected two classes or more; look where labels are taken from"
-        )
-    return pool
+    return _pool_clients(data, any_targets) if splits is None else _pool_parts(splits, any_targets)[0]
 
 
 def from_pool(x: ArrayLike, y: ArrayLike, how: Partitioning) -> FederatedData:
     """One pool of samples, partitioned over clients."""
-    return partitioned(read((x, y), all_clients=False), how)
+    return partitioned(read((x, y)), how)
 
 
 def from_pairs(pairs: Sequence[tuple[Pair, Pair]], seed: int = 0, validation: float = 0.0) -> FederatedData:
     """Each client has its own ((x_train, y_train), (x_test, y_test)). The share `validation` of train, drawn by `seed`,
     is held out."""
-    return partitioned(read(list(pairs), all_clients=False), Partitioning(len(pairs), 1.0, seed, validation=validation))
+    return partitioned(read(list(pairs)), Partitioning(len(pairs), 1.0, seed, validation=validation))
 
 
 def texts(
@@ -83,7 +77,8 @@ def texts(
         if not by_client:
             raise DataError(f"{clients}: got no text, expected a column called text and one of clients")
     else:
-        by_client = dict(clients) if isinstance(clients, Mapping) else {str(k): text for k, text in enumerate(clients)}
+        by_name = clients if isinstance(clients, Mapping) else dict(enumerate(clients))
+        by_client = dict(zip(_client_names(by_name), by_name.values(), strict=True))
     if not by_client or isinstance(clients, str) or not all(isinstance(text, str) for text in by_client.values()):
         raise DataError(f"data: got {_describe(clients)}, expected the text of each client, as in {{'anna': 'Dear …'}}")
     pool = cut_windows(by_client, Windows(tokens, window, stride, min_tokens), names=vocabulary)
@@ -126,7 +121,20 @@ def _pool_clients(data: Any, any_targets: bool) -> Pool:
     parts = [_client_parts(f"client {name!r}", client) for name, client in clients.items()]
     pool, indices = _pool_parts([part for client in parts for part in client], any_targets)
     by_client = tuple((next(indices), next(indices)) if len(client) == 2 else next(indices) for client in parts)
-    return replace(pool, client_indices=by_client, client_names=tuple(map(str, data)) if by_name else ())
+    return replace(pool, client_indices=by_client, client_names=_client_names(data) if by_name else ())
+
+
+def _client_names(clients: Mapping[Any, Any]) -> tuple[str, ...]:
+    """The keys of a dict of clients, as text."""
+    names: dict[str, Any] = {}
+    for key in clients:
+        if str(key) in names:
+            raise DataError(
+                f"data: got two clients called {str(key)!r}, expected each name once; rename one of "
+                f"{names[str(key)]!r} and {key!r}"
+            )
+        names[str(key)] = key
+    return tuple(names)
 
 
 def _client_parts(name: str, client: Any) -> list[tuple[str, Any]]:
@@ -151,6 +159,12 @@ def _not_a_dataset(name: str, data: Any, expected: str) -> DataError:
         )
     if isinstance(data, str):
         return DataError(f"{name}: got a text, {expected}; text is given by pfedlms.data.texts({{'anna': 'Dear …'}})")
+    if _is_array(data) and hasattr(data, "columns"):
+        return DataError(
+            f"{name}: got a {type(data).__name__} of shape {tuple(data.shape)}, expected samples and labels; pass "
+            "(df[FEATURES], df[LABEL]), or for clients {name: (own[FEATURES], own[LABEL]) for name, own in "
+            "df.groupby(CLIENT)}, or write it to a file without its index and pass 'file:PATH'"
+        )
     if _is_array(data):
         return DataError(
             f"{name}: got one array of shape {tuple(data.shape)}, expected samples and labels as a tuple, (x, y)"
@@ -174,7 +188,8 @@ def _is_dataset(data: Any) -> bool:
     if isinstance(data, Dataset) or _is_table(data):
         return not isinstance(data, IterableDataset)
     samples_and_labels = isinstance(data, tuple | list) and len(data) == 2
-    return samples_and_labels and (_is_array(data[0]) or _is_sequence(data[0])) and _are_labels(data[1])
+    have_samples = samples_and_labels and (_is_array(data[0]) or _is_sequence(data[0]) or isinstance(data[0], Mapping))
+    return have_samples and _are_labels(data[1])
 
 
 def _is_table(data: Any) -> bool:
@@ -205,6 +220,21 @@ def _are_labels(data: Any) -> bool:
 def _is_label(value: Any) -> bool:
     """Whether this is a single number or name."""
     return isinstance(value, int | float | str | bytes) or getattr(value, "shape", None) == ()
+
+
+def _are_parts(samples: Any, labels: Any) -> bool:
+    """Whether these are several parts, each of all samples, rather than samples."""
+    if not isinstance(samples, tuple | list) or not all(map(_is_array, samples)):
+        return isinstance(samples, Mapping)
+    count = len(labels) if getattr(labels, "shape", None) != () else 0
+    return len(samples) != count and {part.shape[:1] for part in samples} == {(count,)}
+
+
+def _are_unlike(sample: Any) -> bool:
+    """Whether a sample has parts that do not make one array."""
+    if not isinstance(sample, tuple | list) or not all(map(_is_array, sample)):
+        return isinstance(sample, Mapping)
+    return len({part.shape for part in sample}) > 1
 
 
 def _is_labelled_sample(value: Any) -> bool:
@@ -239,7 +269,11 @@ def _samples_and_labels(data: Any, name: str) -> tuple[Any, Any, Sequence[str]]:
         return _read_table(data, name)
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         return data.tensors[0], data.tensors[1], ()
-    return (*_read_items(data, name), _class_names(data)) if isinstance(data, Dataset) else (data[0], data[1], ())
+    if isinstance(data, Dataset):
+        return *_read_items(data, name), _class_names(data)
+    if _are_parts(*data):
+        raise DataError(f"{name}: got samples as {_describe(data[0])}, expected {_ONE_TENSOR}")
+    return data[0], data[1], ()
 
 
 def _class_names(data: Any) -> Sequence[str]:
@@ -261,7 +295,10 @@ def _read_items(data: Any, name: str) -> tuple[list[Any], list[Any]]:
                 sample, label = _find_columns(list(item), name)
                 item = item[sample], item[label]
             if not isinstance(item, tuple | list) or len(item) != 2:
-                raise DataError(f"{name}: item {place} is {_describe(item)}, expected a pair: a sample and its label")
+                pair = "expected a pair: a sample and its label"
+                raise DataError(f"{name}: item {place} is {_describe(item)}, {pair}, {_ONE_TENSOR}")
+            if _are_unlike(item[0]):
+                raise DataError(f"{name}: the sample of item {place} is {_describe(item[0])}, expected {_ONE_TENSOR}")
             samples.append(item[0])
             labels.append(item[1])
     except DataError:

@@ -297,10 +297,12 @@ def by_owner(owner: NDArray[np.int64], client_names: Sequence[str], min_samples:
 
 
 def split(
-    labels: Labels, samples: Indices, seed: int, client: int, share: float = 0.25, name: str = "split"
-) -> tuple[Indices, Indices]:
+    labels: Labels, samples: Indices, seed: int, client: int, share: float = 0.25, name: str = "split",
+    client_name: str = "",
+) -> tuple[Indices, Indices]:  # fmt: skip
     """Split one client's samples, ascending, into those it trains on and a held-out `share` (below 1), stratified by
-    label where possible; drawn from the stream `name`. By default (train, test).
+    label where possible; drawn from the stream `name`. By default (train, test). Errors name the client as
+    `client_name`, if it has one.
 
     round(share · n) samples are held out, at least one on each side. Each class gives the floor of its quota; the
     missing ones come from the classes with the largest remainders. Classes that would have no training sample left come
@@ -308,8 +310,8 @@ def split(
     """
     if len(samples) < 2:
         raise DataError(
-            f"client {client} holds {len(samples)} sample(s), expected at least 2 to split into train and test; "
-            "give it more, or raise data.min_samples"
+            f"client {client_name or client}: got {len(samples)} sample{'s' * (not len(samples))}, expected at least 2 "
+            "to split into train and test; give it more, or a (train, test) pair, or leave it out"
         )
     key = streams(seed, name, np.array([client]))
     mask = held_out_mask(labels[samples], np.array([len(samples)]), key, share)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pfedlms.checks import IS_MASKED
 from pfedlms.data.partition import SCHEMES, Indices
 from pfedlms.errors import DataError, reason
 
@@ -70,14 +71,26 @@ class Pool:
             )
         return scheme
 
+    def client_name(self, client: int) -> str:
+        """What a client is called in messages: by its name, or else its number."""
+        return repr(self.client_names[client]) if client < len(self.client_names) else str(client)
+
+    def refuse_single_class(self) -> None:
+        """Refuse the data of all clients if they have one class. Those of one client may."""
+        if self.classes and self.y.ndim == 1 and bool((self.y == self.y[0]).all()):
+            name = self.names[self.y[0]] if self.names else self.y[0]
+            raise DataError(
+                f"data: got labels that are all {name}, expected two classes or more; look where labels are taken from"
+            )
+
     def split_in_order(self, windows: Indices, client: int, share: float = 0.25) -> tuple[Indices, Indices]:
         """Split one client's windows of text: the last ones are held out, and windows that overlap them are dropped."""
         assert self.overlap is not None  # it is set for text
         first = len(windows) - min(max(round(share * len(windows)), 1), len(windows) - 1)
         if first <= self.overlap:
             raise DataError(
-                f"client {client}: got {len(windows)} windows of text, of which {self.overlap} overlap those set "
-                "aside, expected more; use a larger data.stride or data.min_tokens"
+                f"client {self.client_name(client)}: got {len(windows)} windows of text, of which {self.overlap} "
+                "overlap those set aside, expected more; use a larger data.stride or data.min_tokens"
             )
         return windows[: first - self.overlap], windows[first:]
 
@@ -146,25 +159,34 @@ def as_array(value: Any, name: str) -> NDArray[Any]:
             if value and isinstance(value[0], torch.Tensor):
                 value = torch.stack(value)
             elif value and callable(getattr(value[0], "getbands", None)):
-                value = np.stack([_pixels(image) for image in value])
+                value = np.stack([_pixels(image, name) for image in value])
+        if any(isinstance(item, np.ma.MaskedArray) for item in (value if isinstance(value, list) else [value])):
+            raise DataError(f"{name}: {IS_MASKED}")
         if isinstance(value, torch.Tensor):
             value = value.detach().cpu().resolve_conj().resolve_neg()
             # NumPy has no bfloat16 and no floats of 8 bits.
             value = (value.float() if value.is_floating_point() else value).numpy()
         return np.asarray(value)
+    except DataError:
+        raise
     except Exception as error:  # an object that is asked for its numbers may raise anything
         raise DataError(
             f"{name} must be arrays of numbers, all of one shape ({reason(error)}); pad, cut or resize them to one"
         ) from error
 
 
-def _pixels(image: Any) -> NDArray[Any]:
-    """A Pillow image as `[channels, height, width]`."""
+def _pixels(image: Any, name: str) -> NDArray[np.float32]:
+    """A Pillow image as `[channels, height, width]`, from 0 to 1."""
     if image.mode in ("1", "P", "PA"):  # one bit, or numbers of a palette
         image = image.convert("L" if image.mode == "1" else "RGB")
     pixels = np.asarray(image)
+    if pixels.dtype != np.uint8:
+        raise DataError(
+            f"{name}: got an image of mode {image.mode}, expected 8 bits per channel; give arrays in the range you "
+            "want instead, such as np.float32(image) / 65535 for 16 bits"
+        )
     pixels = pixels[np.newaxis] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
-    return pixels.astype(np.float32) / np.float32(255) if pixels.dtype == np.uint8 else pixels
+    return pixels.astype(np.float32) / np.float32(255)
 
 
 # --- labels ---
@@ -269,28 +291,17 @@ def _first_few(values: Sequence[Any]) -> str:
 
 def number_values(values: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Number the distinct values in ascending order; returns the number of each value and the names by number. Whole
-    numbers, also those written as text, are ordered as numbers, everything else as text."""
+    numbers are ordered as numbers, everything else as text. Text counts as whole numbers if all of it is spelled as
+    these are written, so that different texts stay different: 007 is not 7."""
     keys = values
     if values.dtype.kind not in "iu":
-        try:
-            keys = np.array([_parse_integer(value) for value in values], dtype=object)
-        except ValueError:
-            keys = np.array([str(value) for value in values])
+        texts = [str(value) for value in values.tolist()]
+        keys = np.array(texts)
+        with suppress(ValueError):
+            integers = [int(text) for text in texts]
+            keys = np.array(integers, dtype=object) if [str(number) for number in integers] == texts else keys
     names, numbers = np.unique(keys, return_inverse=True)
     return numbers.astype(np.int64), tuple(map(str, names.tolist()))
-
-
-def _parse_integer(value: Any) -> int:
-    """The whole number that `value` is or spells, also as 2.0; ValueError for anything else, booleans included."""
-    if isinstance(value, bool | np.bool_):
-        raise ValueError
-    if not isinstance(value, float | np.floating):
-        with suppress(ValueError):
-            return int(value)  # a float would round long numbers
-        value = float(value)
-    if not value.is_integer():
-        raise ValueError
-    return int(value)
 
 
 def class_numbers(pool: Pool, names: tuple[str, ...]) -> NDArray[np.int64]:

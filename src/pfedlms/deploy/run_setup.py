@@ -115,7 +115,7 @@ def own_data(config: Config, client: int, data: Any, problem: Problem = NAMED_PR
     else:
         if isinstance(data, str):
             data = _call_user_function(data)
-        pool = read([data], problem.loss is not None, all_clients=False)
+        pool = read([data], problem.loss is not None)
     arrays = replace(pool, y=class_numbers(pool, names), classes=len(names), names=names)
     if arrays.x.shape[1:] != shape:
         raise DataError(

@@ -115,7 +115,7 @@ def _read_data(data: Any, summary: Mapping[str, Any], stride: int, like: Federat
     """The data of a new device, read; a text is cut into windows as the run's text was."""
     if not isinstance(data, str):
         is_pool = isinstance(data, Pool | np.ndarray | torch.Tensor)  # `read` refuses a single array, as in `run`
-        return read(data if is_pool else [data], problem.loss is not None, all_clients=False)
+        return read(data if is_pool else [data], problem.loss is not None)
     kind = summary.get("tokens")
     if kind not in KINDS:
         own_tokens = "pass pfedlms.data.texts({'me': text}, tokens=tokenizer)"

@@ -173,8 +173,9 @@ def normalisation(config: Config) -> dict[str, Any] | None:
 
 
 def partition_pool(config: Config, pool: Pool) -> FederatedData:
-    """A pool partitioned as the configuration says."""
+    """The pool of all clients, partitioned as the configuration says."""
     chosen, clients = config.data, len(pool.client_names)
+    pool.refuse_single_class()
     if pool.client_indices and chosen.partition not in ("auto", "given"):
         raise DataError(
             f"data.partition: got {chosen.partition!r}, but data are given client by client; leave it out, or give one "
@@ -186,7 +187,7 @@ def partition_pool(config: Config, pool: Pool) -> FederatedData:
             f"data.clients: got {chosen.clients}, but the data say whose each sample is and name {clients} "
             "clients; leave it out, or choose another data.partition"
         )
-    warn_once(ineffective_data_settings(config, scheme, bool(pool.tokens)))
+    warn_once(ineffective_data_settings(config, scheme, bool(pool.tokens), bool(pool.client_indices)))
     how = Partitioning(
         chosen.clients, chosen.alpha, config.run.seed, chosen.min_samples, chosen.validation, chosen.partition,
         chosen.classes_per_client, chosen.newcomers,

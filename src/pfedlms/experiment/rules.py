@@ -94,8 +94,12 @@ def ineffective_settings(config: Config) -> Iterator[str]:
             )
 
 
-def ineffective_data_settings(config: Config, scheme: str, text: bool) -> Iterator[str]:
-    """Warnings about settings of the partition that `scheme` does not use, and of text for other data."""
+def ineffective_data_settings(config: Config, scheme: str, text: bool, by_client: bool = False) -> Iterator[str]:
+    """Warnings about settings of the partition that `scheme` does not use, or data given `by_client`, and of text for
+    other data."""
+    if by_client and "data.min_samples" in config.given:
+        least = config.data.min_samples
+        yield f"data.min_samples: {least} has no effect, as data are given client by client; leave small clients out"
     for key, schemes in _KEYS_OF_PARTITIONS.items():
         if key in config.given and scheme not in schemes:
             value = getattr(config.data, key.partition(".")[2])
