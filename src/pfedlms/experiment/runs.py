@@ -230,7 +230,7 @@ class Run:
         if stored is not None and not complete.train.patience:  # best.pt must not refer to rows that are overwritten
             federation.use_folder(stored.path)
         config = complete.with_run(**overrides)
-        active = ActiveRun(config, federation, stored, self.label)
+        active = ActiveRun(config, federation, stored, self.label, self.problem)
         with federation.lead() as end:
             summary, stopped = run_rounds(active, callbacks, checkpoint)
             end((config, active.metrics, summary, stopped))
