@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -491,3 +492,43 @@ def test_a_finished_run_without_its_checkpoint_starts_over_and_says_so(tmp_path:
     with pytest.warns(UserWarning, match=r"checkpoint\.pt is gone, so this run starts over"):
         again = pfedlms.resume(tmp_path / "r", (X, Y), linear, progress=False)
     assert stripped(again.metrics) == stripped(whole.metrics)
+
+
+def test_metrics_that_lack_an_evaluation_of_the_summary_are_refused(tmp_path: Path) -> None:
+    """But not those of a run that was extended, or that starts over and is killed."""
+    pfedlms.run((X, Y), linear, method="fedavg", out=tmp_path / "r", **SMALL)
+    file = tmp_path / "r" / "metrics.jsonl"
+    whole = file.read_text()
+    file.write_text("".join(whole.splitlines(keepends=True)[:-1]))
+    for read in (lambda run: run.metrics, lambda run: run.summary):
+        with pytest.raises(
+            RunDirectoryError, match=r"metrics\.jsonl: got 2 evaluations, expected 3, as summary\.json has"
+        ):
+            read(pfedlms.load(tmp_path / "r"))
+    file.write_text(whole)
+    (tmp_path / "r" / "checkpoint.pt").unlink()
+    with pytest.warns(UserWarning, match="starts over"), pytest.raises(Crash):
+        pfedlms.resume(tmp_path / "r", (X, Y), linear, callbacks=[Crashing(2, where=["on_step"])])
+    killed = pfedlms.load(tmp_path / "r")
+    assert isinstance(killed, pfedlms.Run)
+    assert (killed.interrupted, len(killed.metrics)) == (True, 2)
+
+
+def test_the_accuracy_of_a_run_whose_metric_is_never_finite() -> None:
+    def nothing(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return outputs[:, 0] * float("nan")
+
+    run = pfedlms.run((X, Y), linear, metric=nothing, method="local", **SMALL)
+    assert run.summary["accuracy"]["last10"] is None
+    assert np.isnan(run.accuracy)
+
+
+def test_a_plot_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("vl_convert")
+
+    def full(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("pfedlms.report.charts.write_atomically", full)
+    with pytest.raises(UsageError, match=r"a\.svg: cannot be written \(No space left on device\); make room or name"):
+        pfedlms.run((X, Y), linear, method="local", **SMALL).plot(tmp_path / "a.svg")

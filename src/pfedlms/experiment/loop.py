@@ -95,6 +95,8 @@ class ActiveRun(RunInfo):
             self._traffic = Traffic(*checkpoint["traffic"])
             self._counts = {name: checkpoint[name] for name in COUNTS}
             self._earlier_seconds = checkpoint["seconds"]
+        else:
+            self._stored.delete_summary()
         # Only now: a checkpoint that is refused must not cut metrics.jsonl.
         self.metrics = self._stored.rewind_metrics(checkpoint["metrics_bytes"] if checkpoint else 0)
         if is_best(self):  # the earlier process may have ended between its checkpoint and best.pt

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import cached_property
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,9 @@ class Run:
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         """One record per evaluation."""
-        return self._stored.read_metrics()
+        metrics = self._stored.read_metrics()
+        self._stored.check_complete(metrics)
+        return metrics
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -82,8 +85,9 @@ class Run:
 
     @property
     def accuracy(self) -> float:
-        """P-acc, mean of the last 10 evaluations, in percent."""
-        return float(self.summary["accuracy"]["last10"])
+        """P-acc, mean of the last 10 evaluations, in percent; NaN where nothing finite was measured."""
+        last10 = self.summary["accuracy"]["last10"]
+        return nan if last10 is None else float(last10)
 
     @property
     def validation_accuracy(self) -> float | None:
