@@ -237,11 +237,19 @@ def from_keywords(methods: Sequence[str], settings: Mapping[str, Any]) -> Tables
     tables: Tables = {}
     errors = []
     for key, value in settings.items():
+        layer: Tables = {}
         if isinstance(value, Mapping) and key in (*SECTIONS, "method", *METHODS):
-            tables = merge(tables, {key: value})
+            layer = {key: dict(value)}
         elif key in places:
             section, name = places[key]
-            tables.setdefault(section, {})[name] = _device_name(value) if name == "device" else value
+            layer = {section: {name: _device_name(value) if name == "device" else value}}
+        if layer:
+            ((section, values),) = layer.items()
+            twice = [name for name in values if name in tables.get(section, {})]
+            errors += [
+                f"{section}.{name}: got {tables[section][name]!r} and {values[name]!r}; give one" for name in twice
+            ]
+            tables = merge(tables, layer)
         else:
             remedy = suggest_keyword(key, [name for name in places if "." not in name])
             remedy = "several runs are a study: pfedlms.study or pfedlms.compare" if key == "seeds" else remedy
