@@ -27,7 +27,8 @@ from pfedlms.report.results import comparison
 
 SMALL = {"data.clients": 4, "model.hidden": 12, "train.local_steps": 2, "train.batch_size": 8, "run.threads": 1}
 OPTIONS = [part for key, value in SMALL.items() for part in ("--set", f"{key}={value}")]
-RUN = ["run", "--method", "fedavg", "--rounds", "3", *OPTIONS]
+ANY_METHOD = ["run", "--rounds", "3", *OPTIONS]
+RUN = [*ANY_METHOD, "--method", "fedavg"]
 COMPARE = ["compare", "--methods", "local,fedavg", "--seeds", "2", "--rounds", "2", *OPTIONS]
 PARAMETERS = 64 * 12 + 12 + 12 * 10 + 10
 ESCAPE = "\x1b"
@@ -276,7 +277,7 @@ def test_dry_run_prints_plan_bytes_and_memory_and_writes_nothing(call: Any) -> N
 
 def test_dry_run_notes_a_ratio_that_keeps_one_entry_of_every_layer(call: Any) -> None:
     """Layers of 1024 and 256 padded: the larger keeps two from 2 / 1024 on."""
-    tiny = (*RUN, "--dry-run", "--method", "sketchvote", "--set")
+    tiny = (*ANY_METHOD, "--dry-run", "--method", "sketchvote", "--set")
     shown = " ".join(call(*tiny, "method.ratio=1e-9").out.split())
     assert "Note: method.ratio = 1e-09 keeps a single entry of every layer" in shown
     assert "the largest layer keeps more from 0.002 on." in shown
@@ -287,7 +288,7 @@ def test_dry_run_notes_a_ratio_that_keeps_one_entry_of_every_layer(call: Any) ->
 
 def test_warnings_are_one_line_without_the_source(call: Any) -> None:
     """As a user's process prints them, with whatever filters Python begins with."""
-    done = program("run", "--method", "pfedlms", *RUN[3:], "--set", "method.strength=1", "--out", "r")
+    done = program(*ANY_METHOD, "--method", "pfedlms", "--set", "method.strength=1", "--out", "r")
     warned = [line for line in done.stderr.splitlines() if "method.strength" in line]
     assert (done.returncode, len(warned)) == (0, 1)
     assert warned[0].startswith("warning: method.strength: 2 η λ / ratio = ")
@@ -296,7 +297,7 @@ def test_warnings_are_one_line_without_the_source(call: Any) -> None:
 
 def test_dry_run_json_by_hand(call: Any) -> None:
     """Layers of 780 and 130 parameters; T = 7 at ratio 0.1: m = 102 and 25, 39 + 10 bytes, and 16 of statistics."""
-    done = call(*RUN, "--dry-run", "--json", "--method", "pfedlms")
+    done = call(*ANY_METHOD, "--dry-run", "--json", "--method", "pfedlms")
     plan = json.loads(done.out)
     assert [(layer["offset"], layer["size"], layer["pad"], layer["sketch"]) for layer in plan["layers"]] == [
         (0, 780, 1024, 102),
@@ -318,8 +319,9 @@ def test_dry_run_json_by_hand(call: Any) -> None:
 def test_what_a_dry_run_promises_is_what_a_run_sends(method: str, call: Any) -> None:
     """FedProto is counted as if every client held every class: a bound. STC and SparseLoCo are counted as if their
     entries lay anywhere: an estimate."""
-    promised = json.loads(call(*RUN, "--dry-run", "--json", "--method", method).out)["bytes_per_round"]
-    measured = json.loads(call(*RUN, "--out", "r", "--json", "--quiet", "--method", method).out)["bytes_per_round"]
+    promised = json.loads(call(*ANY_METHOD, "--dry-run", "--json", "--method", method).out)["bytes_per_round"]
+    done = call(*ANY_METHOD, "--out", "r", "--json", "--quiet", "--method", method)
+    measured = json.loads(done.out)["bytes_per_round"]
     if method == "fedproto":
         assert all(measured[key] <= promised[key] for key in promised)
     elif method in ("stc", "sparseloco"):
@@ -483,3 +485,27 @@ def test_live_progress_shows_round_accuracy_bytes_and_time() -> None:
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue())
     last = shown.splitlines()[-1]
     assert re.search(r"fedavg seed 0 .*3/3 P-acc +\d+\.\d\d %  G-acc +\d+\.\d\d % 0\.\d\d MiB 0:00:\d\d", last), last
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "--rounds", "2", "--set", "train.rounds=5"], "train.rounds: got --rounds 2 and --set train.rounds=5"),
+        (["run", "--set", "train.rounds=abc", "--rounds", "2"], "got --rounds 2 and --set train.rounds=abc"),
+        (["run", "--out", "a", "--set", "run.out=b"], "run.out: got --out a and --set run.out=b"),
+        (["run", "--method", "fedavg", "--method", "local"], "--method: got fedavg and local, expected one; several"),
+    ],
+)  # fmt: skip
+def test_two_values_for_one_setting_are_refused(arguments: list[str], message: str, call: Any) -> None:
+    done = call(*arguments)
+    assert done.code == 2
+    assert message in " ".join(done.err.split())
+
+
+def test_a_method_is_checked_with_settings(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "IMPORTED_MODULES", [])
+    done = call("methods", "check", "pfedlms.methods.fedavg:FedAvg", "--set", "method.server_step=0.5")
+    assert done.code == 0
+    for text in ("method.server_step=-1", "method.nonsense=1", "train.rounds=3"):
+        assert call("methods", "check", "pfedlms.methods.fedavg:FedAvg", "--set", text).code == 2
+    assert "--set is for methods check" in call("methods", "--set", "method.server_step=1").err

@@ -93,7 +93,7 @@ class TrainSettings:
     batch_size: int = setting(64, "samples of one step", minimum=1)
     learning_rate: float = setting(0.1, "η, learning rate of the local steps", above=0)
     momentum: float = setting(
-        0.0, "momentum of the local steps; 0: none; adamw has moments of its own instead", minimum=0, maximum=1
+        0.0, "momentum of the local steps; 0: none; adamw has moments of its own instead", minimum=0, below=1
     )
     weight_decay: float = setting(1e-4, "μ, weight decay, for every method", minimum=0)
     optimizer: str = setting(

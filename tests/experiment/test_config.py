@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import fields
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import pfedlms
 from pfedlms.errors import ConfigError
 from pfedlms.experiment.config import (
     RELATIVES,
@@ -293,3 +295,29 @@ def test_shipped_files_load_and_open_with_the_command_that_runs_them(name: str) 
     other = load_config(None, {**named, "train": {"optimizer": "adamw", "learning_rate": 0.001}})
     assert other.given <= {"data.dataset", "train.optimizer", "train.learning_rate"}  # what is shipped is nobody's wish
     assert not list(ineffective_settings(other))
+
+
+@pytest.mark.parametrize("text", ['method = "fedavg"', "[[train]]\nrounds = 2", "[[run]]\nseed = 1", "data = []"])
+def test_sections_that_are_no_tables_are_refused_by_every_function(text: str, tmp_path: Path) -> None:
+    file, name = write(tmp_path, text), text.strip("[").split(maxsplit=1)[0].strip("]")
+    calls: list[Any] = [
+        partial(load_config, file),
+        partial(pfedlms.run, method="local", rounds=1, clients=3, config=file),
+        partial(pfedlms.study, grid={"method": ["local"]}, rounds=1, clients=3, config=file),
+        partial(pfedlms.study, cells={"a": {"seed": 2}}, rounds=1, clients=3, config=file),
+        partial(pfedlms.compare, methods="local", seeds=1, rounds=1, clients=3, config=file),
+        partial(pfedlms.sweep, momentum=[0.1, 0.2], rounds=1, clients=3, config=file),
+    ]
+    for call in calls:
+        with pytest.raises(ConfigError, match=rf"{name}: got .*, expected a section \[{name}\]"):
+            call()
+
+
+def test_a_file_may_begin_with_the_mark_of_an_editor(tmp_path: Path) -> None:
+    assert load_config(write(tmp_path, "\ufeff[train]\nrounds = 7\n")).train.rounds == 7
+
+
+def test_momentum_is_below_1() -> None:
+    assert problems(train={"momentum": 1.0}) == [
+        "train.momentum: got 1.0, expected a number of at least 0 and below 1"
+    ]  # fmt: skip

@@ -13,7 +13,7 @@ from torch import nn
 
 import pfedlms
 from pfedlms.data import Partitioning, batch_positions, from_pool, load_dataset
-from pfedlms.errors import DataError
+from pfedlms.errors import DataError, UsageError
 from pfedlms.methods import METHODS
 
 X, Y = load_dataset("digits")
@@ -116,6 +116,24 @@ def test_a_new_device_with_named_classes_and_its_own_number_of_steps() -> None:
     for message, data in refused.items():
         with pytest.raises(DataError, match=message):
             run.personalise(data)
+    for several in ([few, few], (few, few), [few, few, few], {"a": few}):
+        with pytest.raises(
+            DataError, match=r"data: got .*, expected all that one device|expected a \(train, test\) pair"
+        ):
+            run.personalise(several)
+    for steps in (0, -1):
+        with pytest.raises(UsageError, match=f"local_steps: got {steps}, expected at least 1"):
+            run.personalise(few, local_steps=steps)
+
+
+def test_labels_of_a_new_device_are_names_of_classes_before_they_are_outputs() -> None:
+    run = pfedlms.run((X, Y % 3 - 1), module, method="fedavg", **SMALL)
+    assert run.classes == ("-1", "0", "1")
+    held = Y % 3 > 0
+    few, outputs = X[held][:60], (Y % 3)[held][:60]
+    assert accuracy(run.personalise((few, outputs - 1), local_steps=60), few, outputs) > 90
+    with pytest.raises(DataError, match=r"got the class '2', expected one of the classes -1, 0, 1$"):
+        run.personalise((few, outputs))
 
 
 def test_text_for_a_new_device(tmp_path: Path) -> None:

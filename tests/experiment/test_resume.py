@@ -310,7 +310,7 @@ def test_a_checkpoint_of_other_settings_is_refused_and_costs_no_measurement(made
 def test_a_checkpoint_of_another_model_given_in_python_is_refused(tmp_path: Path) -> None:
     out = crashed(tmp_path / "run", method="fedavg", model=batch_norm)
     measured = (out / "metrics.jsonl").read_bytes()
-    with pytest.raises(RunDirectoryError, match="resume with the data and model it was made with"):
+    with pytest.raises(RunDirectoryError, match="was trained with another model than given now"):
         pfedlms.resume(out, model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
     assert (out / "metrics.jsonl").read_bytes() == measured
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,13 +20,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import SMALL, Crash, Crashing, X, Y, linear, same_models, stripped
+from small import SMALL, Crash, Crashing, X, Y, change, linear, same_models, stripped
 from torch import nn
 
 import pfedlms
 from pfedlms.errors import ConfigError, RunDirectoryError, UsageError
 from pfedlms.experiment import plugins
 from pfedlms.experiment.config import load_config
+from pfedlms.experiment.problem import describe_object
 from pfedlms.experiment.rules import ineffective_settings
 from pfedlms.methods import METHODS
 from pfedlms.models import MODELS
@@ -386,22 +389,101 @@ def test_the_api_as_typed_code_sees_it(checker: str, tmp_path: Path) -> None:
     assert "nonsense" in found[0]
 
 
-def test_runs_on_other_data_or_of_another_model_do_not_join_a_study(tmp_path: Path) -> None:
-    def study(data: Any, model: Any = linear, **more: Any) -> pfedlms.Study:
-        return pfedlms.compare(pfedlms.Problem(data, model), seeds=1, out=tmp_path / "s", **SMALL, **more)
+def test_runs_of_another_problem_do_not_join_a_study(tmp_path: Path) -> None:
+    """Neither as new rows nor as new seeds; and a call that is refused leaves the folder as it was."""
 
-    first = study((X, Y), methods="fedavg")
+    def study(data: Any, model: Any = linear, seeds: Any = (0,), **more: Any) -> pfedlms.Study:
+        problem = pfedlms.Problem(data, model, more.pop("loss", None), more.pop("metric", None))
+        return pfedlms.compare(problem, seeds=list(seeds), out=tmp_path / "s", **{**SMALL, **more})
+
+    first, plan = study((X, Y), methods="fedavg"), tmp_path / "s" / "study.json"
+    before = plan.read_text()
     with pytest.raises(RunDirectoryError, match=r"holds a comparison, and this is a sweep"):
         pfedlms.sweep((X, Y), linear, momentum=[0.1, 0.2], seeds=1, out=tmp_path / "s", **SMALL)
+    other = r"fedavg-seed0: was trained on other data than given now; give the same as before, or name another out="
+    for more in ({"methods": "fedavg,ditto"}, {"methods": "local"}, {"methods": "fedavg", "seeds": [1]}):
+        with pytest.raises(RunDirectoryError, match=other):
+            study((X, np.roll(Y, 1)), **more)
+    with pytest.raises(RunDirectoryError, match=r"was trained with another model than given now"):
+        study((X, Y), lambda: nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), methods="local")
+    for key, there, more in (
+        ("train.metric", "'auto'", {"metric": halves}),
+        ("data.clients", "4", {"clients": 5}),
+        ("data.dataset", "'custom'", {"data": "digits", "model": None}),
+    ):
+        with pytest.raises(RunDirectoryError, match=f"holds runs with {key} = {there}, and this call has "):
+            study(**{"data": (X, Y), "methods": "local", **more})
+    assert plan.read_text() == before
     assert stripped(study((X, Y), methods="fedavg,local").runs[0].metrics) == stripped(first.runs[0].metrics)
-    with pytest.raises(RunDirectoryError, match=r"fedavg-seed0: was trained on other data than those given"):
-        study((X, np.roll(Y, 1)), methods="fedavg,ditto")
-    with pytest.raises(RunDirectoryError, match=r"was trained with another model than the one given"):
-        study(
-            (X, Y),
-            lambda: nn.Sequential(linear(), nn.Linear(linear()(torch.tensor(X[:1])).shape[1], 10)),
-            methods="fedavg",
-        )
+    study((X, Y), methods="local", seeds=[1])
+    shutil.rmtree(tmp_path / "s" / "local-seed1")
+    with pytest.raises(RunDirectoryError, match="was trained on other data than given now"):
+        pfedlms.resume(tmp_path / "s", (X, np.roll(Y, 1)), linear)
+
+
+def test_files_and_settings_that_change_between_the_calls_of_a_study(tmp_path: Path) -> None:
+    """One call may vary data on purpose, and may be repeated."""
+
+    def compare(file: str, methods: str) -> pfedlms.Study:
+        return pfedlms.compare(f"file:{tmp_path / file}", methods=methods, seeds=1, out=tmp_path / "s", **SMALL)
+
+    for name, rows in (("a", slice(None)), ("b", slice(60)), ("copy", slice(None))):
+        np.savez(tmp_path / f"{name}.npz", x=X[rows], y=Y[rows])
+    compare("a.npz", "fedavg")
+    compare("copy.npz", "local")
+    np.savez(tmp_path / "a.npz", x=X[::-1], y=Y)
+    for name in ("a.npz", "b.npz"):
+        with pytest.raises(RunDirectoryError, match="was trained on other data than given now"):
+            compare(name, "ditto")
+    varied: dict[str, Any] = {"grid": {"alpha": [0.3, 3.0]}, "method": "local", "validation": 0.2, **SMALL}
+    varied["out"] = tmp_path / "v"
+    for _ in range(2):
+        assert len(pfedlms.study((X, Y), linear, **varied).runs) == 2
+    assert len(pfedlms.study((X, Y), linear, **{**varied, "grid": {"alpha": [1.0]}}).runs) == 1
+
+
+def relu() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+
+
+def tanh() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+
+
+def weighted(weight: float) -> Any:
+    return lambda outputs, targets: weight * nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def test_another_model_or_loss_of_the_same_shapes_is_refused(tmp_path: Path) -> None:
+    def study(model: Any = relu, weight: float = 1.0) -> pfedlms.Study:
+        loss = weighted(weight)
+        return pfedlms.compare((X, Y), model, loss=loss, methods="fedavg", seeds=1, out=tmp_path / "s", **SMALL)
+
+    first = study()
+    assert first.runs[0].summary["problem_digests"].keys() == {"model", "loss"}
+    assert stripped(study(lambda: relu()).summaries) == stripped(first.summaries)
+    for other, name in (({"model": tanh}, "model"), ({"weight": 5.0}, "loss")):
+        with pytest.raises(RunDirectoryError, match=f"was trained with another {name} than given now"):
+            study(**other)
+    folder = tmp_path / "s" / "fedavg-seed0"
+    for data in (None, (X, Y)):
+        with pytest.raises(RunDirectoryError, match="was trained with another model than given now"):
+            pfedlms.load(folder, data, tanh).model(0)  # type: ignore[union-attr]
+        assert "ReLU" in repr(pfedlms.load(folder, data, relu).model(0))  # type: ignore[union-attr]
+    change(folder, "rounds = 3", "rounds = 4")
+    with pytest.raises(RunDirectoryError, match="was trained with another loss than given now"):
+        pfedlms.resume(folder, (X, Y), relu, loss=weighted(5.0))
+    assert pfedlms.resume(folder, (X, Y), relu, loss=weighted(1.0)).summary["rounds"] == 4
+
+
+def test_functions_and_modules_are_told_apart_by_what_is_written() -> None:
+    ours = [lambda o, t: (o - t) ** 2, lambda o, t: 5 * (o - t) ** 2, lambda o, t: (
+        o - t) ** 2, halves, partial(halves), nn.MSELoss(), nn.L1Loss(), torch.sub]  # fmt: skip
+    texts = [describe_object(each) for each in ours]
+    assert texts[:2] == ["<lambda> (o - t) ** 2 []", "<lambda> 5 * (o - t) ** 2 []"]
+    assert len(set(texts)) == len(texts)
+    assert texts[2] == "<lambda> ( o - t) ** 2 []"
+    assert texts[3] == "halves return (outputs.argmax(1) == targets).float() / 2 []"
 
 
 def test_a_finished_run_without_its_checkpoint_starts_over_and_says_so(tmp_path: Path) -> None:
@@ -410,3 +492,43 @@ def test_a_finished_run_without_its_checkpoint_starts_over_and_says_so(tmp_path:
     with pytest.warns(UserWarning, match=r"checkpoint\.pt is gone, so this run starts over"):
         again = pfedlms.resume(tmp_path / "r", (X, Y), linear, progress=False)
     assert stripped(again.metrics) == stripped(whole.metrics)
+
+
+def test_metrics_that_lack_an_evaluation_of_the_summary_are_refused(tmp_path: Path) -> None:
+    """But not those of a run that was extended, or that starts over and is killed."""
+    pfedlms.run((X, Y), linear, method="fedavg", out=tmp_path / "r", **SMALL)
+    file = tmp_path / "r" / "metrics.jsonl"
+    whole = file.read_text()
+    file.write_text("".join(whole.splitlines(keepends=True)[:-1]))
+    for read in (lambda run: run.metrics, lambda run: run.summary):
+        with pytest.raises(
+            RunDirectoryError, match=r"metrics\.jsonl: got 2 evaluations, expected 3, as summary\.json has"
+        ):
+            read(pfedlms.load(tmp_path / "r"))
+    file.write_text(whole)
+    (tmp_path / "r" / "checkpoint.pt").unlink()
+    with pytest.warns(UserWarning, match="starts over"), pytest.raises(Crash):
+        pfedlms.resume(tmp_path / "r", (X, Y), linear, callbacks=[Crashing(2, where=["on_step"])])
+    killed = pfedlms.load(tmp_path / "r")
+    assert isinstance(killed, pfedlms.Run)
+    assert (killed.interrupted, len(killed.metrics)) == (True, 2)
+
+
+def test_the_accuracy_of_a_run_whose_metric_is_never_finite() -> None:
+    def nothing(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return outputs[:, 0] * float("nan")
+
+    run = pfedlms.run((X, Y), linear, metric=nothing, method="local", **SMALL)
+    assert run.summary["accuracy"]["last10"] is None
+    assert np.isnan(run.accuracy)
+
+
+def test_a_plot_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("vl_convert")
+
+    def full(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("pfedlms.report.charts.write_atomically", full)
+    with pytest.raises(UsageError, match=r"a\.svg: cannot be written \(No space left on device\); make room or name"):
+        pfedlms.run((X, Y), linear, method="local", **SMALL).plot(tmp_path / "a.svg")

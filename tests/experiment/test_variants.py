@@ -264,3 +264,19 @@ def test_a_sweep_goes_on_after_ctrl_c(tmp_path: Path) -> None:
     whole = pfedlms.sweep(**options)
     assert [cell["score"] for cell in resumed.cells()] == [cell["score"] for cell in whole.cells()]
     assert resumed.best()["name"] == whole.best()["name"]
+
+
+def test_two_values_for_one_setting_are_refused() -> None:
+    beside = r"got .* beside the values \[0\.1\]; give one of them"
+    grid = {"method": ["sketchvote", "fedavg"], "ratio": [0.1]}
+    for calls in (
+        {"grid": {"learning_rate": [0.1]}, "learning_rate": 0.3},
+        {"grid": {"method": "sketchvote:ratio=0.3", "ratio": [0.1]}},
+        {"grid": grid, "sketchvote": {"ratio": 0.3}},
+    ):
+        with pytest.raises(ConfigError, match=beside):
+            pfedlms.study(**calls)
+    with pytest.raises(ConfigError, match=r"seeds: got \[1\] and run.seed=5"):
+        pfedlms.compare(seeds=[1], seed=5)
+    with pytest.raises(ConfigError, match=r"train.rounds: got 2 and 3; give one"):
+        pfedlms.run(rounds=2, train={"rounds": 3})

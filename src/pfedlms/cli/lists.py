@@ -6,7 +6,7 @@ import argparse
 from dataclasses import fields
 from typing import Any
 
-from pfedlms.cli.options import add_options, output, overrides
+from pfedlms.cli.options import add_options, assignments, output, overrides
 from pfedlms.errors import UsageError
 from pfedlms.report.tables import table_from_records
 
@@ -46,6 +46,8 @@ def add_methods(sub: argparse.ArgumentParser) -> None:
     """List the methods. check MODULE:CLASS: check a method of your own."""
     sub.add_argument("what", nargs="?", choices=["check"], metavar="check", help="check a method of your own")
     sub.add_argument("method", nargs="?", metavar="MODULE:CLASS", help="check: the method's class")
+    help = "check: a setting of the method; may be repeated"
+    sub.add_argument("--set", action="append", default=[], metavar="method.KEY=VALUE", help=help)
     add_listing(sub)
 
 
@@ -56,14 +58,27 @@ def listing(options: argparse.Namespace) -> None:
 
 def methods(options: argparse.Namespace) -> int:
     if options.what is None:
+        if options.set:
+            raise UsageError(
+                "methods: --set is for methods check MODULE:CLASS; settings are listed by: pfedlms settings"
+            )
         listing(options)
         return 0
     from pfedlms.engine.method_check import check_method
     from pfedlms.experiment.plugins import find_object
+    from pfedlms.settings import parse
 
     if not options.method:
         raise UsageError("methods check: say which, for example: pfedlms methods check my_methods:FedProx")
-    report = check_method(find_object(options.method))
+    method, values = find_object(options.method), {}
+    for text in assignments(options):
+        section, _, key = text.partition("=")[0].strip().partition(".")
+        if section not in ("method", getattr(method, "name", "method")) or not key or "=" not in text:
+            raise UsageError(f"--set: got {text!r}, expected a setting of the method, method.KEY=VALUE")
+        values[key] = text.partition("=")[2].strip()
+    declared = {field.name: field for field in fields(method.Settings)} if hasattr(method, "Settings") else {}
+    settings = {key: parse(declared[key], text) if key in declared else text for key, text in values.items()}
+    report = check_method(method, **settings)
     print(report)
     return 0 if report.ok else 1
 

@@ -50,6 +50,16 @@ SHARED: dict[str, dict[str, Any]] = {
 """Options of several commands, with the arguments of argparse."""
 
 
+class _StoreMethod(argparse.Action):
+    """Stores the name of the method. Of other options the last one counts, but who names two methods wants both."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
+        if (first := getattr(namespace, self.dest)) is not None:
+            several = f"several are compared: pfedlms compare --methods {first},{values}"
+            parser.error(f"{option}: got {first} and {values}, expected one; {several}")
+        setattr(namespace, self.dest, values)
+
+
 def add_options(sub: argparse.ArgumentParser, *names: str, **helps: str) -> None:
     """Add options by name: shared ones, and those that stand for a setting, whose help `helps` may replace. `settings`
     adds all options that stand for a setting except the method, and --out and --set."""
@@ -62,6 +72,7 @@ def add_options(sub: argparse.ArgumentParser, *names: str, **helps: str) -> None
             place, metavar = OPTIONS[name]
             help = helps.get(name) or short_help(place).replace("%", "%%")
             kind: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_const", "const": "true"}
+            kind |= {"action": _StoreMethod} if name == "method" else {}
             sub.add_argument(f"--{name}", dest=place, help=help, **kind)
 
 
@@ -97,9 +108,16 @@ def check_config(file: str | None) -> None:
 
 
 def assignments(options: argparse.Namespace) -> list[str]:
-    """Texts `section.key=value` of `--set`, then of options that stand for a setting."""
-    texts = [f"{name}={value}" for name, value in vars(options).items() if "." in name and value is not None]
-    return [*options.set, *texts]
+    """Texts `section.key=value` of `--set`, then of options that stand for a setting; a setting that has both is
+    refused."""
+    flags = {place: f"--{option}" for option, (place, _) in OPTIONS.items()} | {"run.out": "--out"}
+    given = {**vars(options), "run.out": getattr(options, "out", None)}
+    texts = {name: f"{flags[name]} {value}" for name, value in given.items() if name in flags and value is not None}
+    for text in options.set:
+        place = text.partition("=")[0].strip()
+        if place in texts:
+            raise UsageError(f"{place}: got {texts[place]} and --set {text}, expected one of them")
+    return [*options.set, *(f"{name}={given[name]}" for name in texts if name in vars(options))]
 
 
 def overrides(options: argparse.Namespace) -> dict[str, dict[str, Any]]:

@@ -307,14 +307,13 @@ def number_values(values: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, .
 def class_numbers(pool: Pool, names: tuple[str, ...]) -> NDArray[np.int64]:
     """The labels of a pool as indices of `names`: by their names, or as numbers if none of them is among `names`."""
     labels = pool.names or tuple(map(str, range(pool.classes)))
-    by_name = pool.names and any(name in names for name in pool.names)
+    present = [labels[k] for k in np.unique(pool.y)]
+    by_name = any(name in names for name in present)
     known = names if by_name else tuple(map(str, range(len(names))))
     numbers = {name: number for number, name in enumerate(known)}
-    if unknown := [labels[k] for k in np.unique(pool.y) if labels[k] not in numbers]:
+    if unknown := [name for name in present if name not in numbers]:
         shown = repr(unknown[0]) if pool.names else unknown[0]
-        raise DataError(
-            f"data: got the class {shown}, expected one of the classes {', '.join(names)}, or numbers from 0 to "
-            f"{len(names) - 1}"
-        )
+        or_numbers = "" if by_name else f", or numbers from 0 to {len(names) - 1}"
+        raise DataError(f"data: got the class {shown}, expected one of the classes {', '.join(names)}{or_numbers}")
     places: NDArray[np.int64] = np.array([numbers.get(name, 0) for name in labels], dtype=np.int64)[pool.y]
     return places

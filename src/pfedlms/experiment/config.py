@@ -147,12 +147,16 @@ def _suggest_place(key: str, known: Iterable[str]) -> str:
 
 
 def merge(*layers: Mapping[str, Any]) -> Tables:
-    """The layers merged key by key; where several have a key, the last one's value."""
+    """The layers merged key by key; where several have a key, the last one's value. A section that is no table stays as
+    it is, for the check to report."""
     merged: dict[str, Any] = {}
     for top in layers:
         for key, value in top.items():
             below = merged.get(key, {})
-            merged[key] = {**below, **value} if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+            if isinstance(below, Mapping) and isinstance(value, Mapping):
+                merged[key] = {**below, **value}
+            elif not isinstance(value, Mapping):
+                merged[key] = value
     return merged
 
 
@@ -161,7 +165,7 @@ def read_toml(path: str | Path | None) -> Tables:
     if path is None:
         return {}
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))  # some editors begin with a mark
     except OSError as error:
         folder = "; a run's folder is for resume and show" if Path(path).is_dir() else ""
         raise ConfigError([f"{path}: cannot be read ({error.strerror}){folder}"]) from error
@@ -233,11 +237,19 @@ def from_keywords(methods: Sequence[str], settings: Mapping[str, Any]) -> Tables
     tables: Tables = {}
     errors = []
     for key, value in settings.items():
+        layer: Tables = {}
         if isinstance(value, Mapping) and key in (*SECTIONS, "method", *METHODS):
-            tables = merge(tables, {key: value})
+            layer = {key: dict(value)}
         elif key in places:
             section, name = places[key]
-            tables.setdefault(section, {})[name] = _device_name(value) if name == "device" else value
+            layer = {section: {name: _device_name(value) if name == "device" else value}}
+        if layer:
+            ((section, values),) = layer.items()
+            twice = [name for name in values if name in tables.get(section, {})]
+            errors += [
+                f"{section}.{name}: got {tables[section][name]!r} and {values[name]!r}; give one" for name in twice
+            ]
+            tables = merge(tables, layer)
         else:
             remedy = suggest_keyword(key, [name for name in places if "." not in name])
             remedy = "several runs are a study: pfedlms.study or pfedlms.compare" if key == "seeds" else remedy

@@ -86,6 +86,8 @@ class RunModels:
         self, summary: Mapping[str, Any], problem: Problem, data: Any, local_steps: int | None = None
     ) -> nn.Module:
         """See `Run.personalise`."""
+        if local_steps is not None and local_steps < 1:
+            raise UsageError(f"local_steps: got {local_steps}, expected at least 1; leave it out for E, as in a round")
         model, run_data = self.federation.model, self.federation.data
         pool = _read_data(data, summary, self.config.data.stride, run_data, problem)
         own_data = _device_data(pool, run_data, summary)
@@ -115,7 +117,12 @@ def _read_data(data: Any, summary: Mapping[str, Any], stride: int, like: Federat
     """The data of a new device, read; a text is cut into windows as the run's text was."""
     if not isinstance(data, str):
         is_pool = isinstance(data, Pool | np.ndarray | torch.Tensor)  # `read` refuses a single array, as in `run`
-        return read(data if is_pool else [data], problem.loss is not None)
+        pool = read(data if is_pool else [data], problem.loss is not None)
+        if len(pool.client_indices) > 1 or any(isinstance(own, tuple) for own in pool.client_indices):
+            raise DataError(
+                "data: got two data sets or those of several clients, expected all that one device trains on, (x, y)"
+            )
+        return pool
     kind = summary.get("tokens")
     if kind not in KINDS:
         own_tokens = "pass pfedlms.data.texts({'me': text}, tokens=tokenizer)"
@@ -125,14 +132,13 @@ def _read_data(data: Any, summary: Mapping[str, Any], stride: int, like: Federat
 
 
 def _device_data(pool: Pool, like: FederatedData, summary: Mapping[str, Any]) -> FederatedData:
-    """The data of a new device as those of one client; it trains on all samples, or on train of (train, test)."""
+    """The data of a new device as those of one client, which trains on all samples."""
     names = tuple(summary.get("classes") or map(str, range(like.classes)))
     if pool.tokens and pool.names != names:
         raise DataError("data: got another vocabulary than the run's; pass the text itself, or vocabulary=run.classes")
     if like.classes and not pool.tokens:
         pool = replace(pool, y=class_numbers(pool, names), classes=len(names), names=names)
-    own = pool.client_indices[0] if pool.client_indices else np.arange(len(pool.y))
-    train = own[0] if isinstance(own, tuple) else own
+    train = np.arange(len(pool.y))
     x, y = torch.from_numpy(pool.x), torch.from_numpy(pool.y)
     return FederatedData(x, y, (train,), (train,), pool.classes, names=pool.names, tokens=pool.tokens)
 
@@ -170,7 +176,7 @@ def load_models(stored: RunDirectory, config: Config, problem: Problem, best: bo
             data, config.train, config.run.seed, cohort_size=config.run.cohort_size,
         )  # fmt: skip
     federation.use_folder(directory)
-    load_into(federation, checkpoint, config, stored, same_data=has_data)
+    load_into(federation, checkpoint, config, stored, problem, same_data=has_data)
     return RunModels(config, federation, has_data or all_present)
 
 

@@ -56,7 +56,8 @@ def plan_grid(
     """The study of every method, combination of values and seed; all problems are reported at once."""
     axes = axes or {}
     method_tables, problems = variants(methods)
-    plan_problems = seed_problems(seeds) + _axis_problems(axes)
+    plan_problems = seed_problems(seeds, overrides) + _axis_problems(axes)
+    plan_problems += _conflicts(axes, overrides, *method_tables.values())
     names = list(dict.fromkeys(tables["method"]["name"] for tables in method_tables.values()))
     common = merge(_assign_method_section(read_toml(file), names), overrides)
     problems += plan_problems + _ambiguity_problems(common, names)
@@ -82,7 +83,7 @@ def plan_cells(
     problem: Problem,
 ) -> Study:  # fmt: skip
     """The study of cells given one by one: settings by the name of the row, as keywords or by section."""
-    problems = seed_problems(seeds)
+    problems = seed_problems(seeds, overrides)
     runs: list[Run] = []
     for row, settings in () if problems else cells.items():
         default = overrides["method"]["name"]
@@ -223,9 +224,12 @@ def _parse_variant(text: str) -> tuple[str, Tables, list[str]]:
     return ":".join([method, *assignments]), tables, problems
 
 
-def seed_problems(seeds: Any) -> list[str]:
-    """What is wrong with a number of seeds, or with a list of seeds."""
+def seed_problems(seeds: Any, overrides: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What is wrong with a number of seeds, or with a list of seeds, beside these settings."""
     is_list = isinstance(seeds, Sequence | np.ndarray) and not isinstance(seeds, str)
+    if is_list and "seed" in overrides.get("run", {}):
+        seed = overrides["run"]["seed"]
+        return [f"seeds: got {seeds!r} and run.seed={seed!r}, the first of a number of seeds; give one of them"]
     numbers, least = (list(seeds), 0) if is_list else ([seeds], 1)
     integers = [n for n in numbers if isinstance(n, int | np.integer) and not isinstance(n, bool) and n >= least]
     if numbers and len(integers) == len(numbers) and not _has_duplicates(numbers):
@@ -239,6 +243,19 @@ def _axis_problems(axes: Axes) -> list[str]:
         f"{key}: got {values}, expected every value once" for key, values in axes.items() if _has_duplicates(values)
     ]
     return problems + [f"{key}: got no value, expected one or more" for key, values in axes.items() if not values]
+
+
+def _conflicts(axes: Axes, *tables: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """One problem for each axis whose setting has a single value, too, in some table."""
+    found = []
+    for place, values in axes.items():
+        section, _, key = place.partition(".")
+        if place in _NOT_AXES:  # refused already
+            continue
+        sections = (section, *(METHODS if section == "method" else ()))
+        single = [table[name][key] for table in tables for name in sections if key in table.get(name, {})]
+        found += [f"{place}: got {single[0]!r} beside the values {values!r}; give one of them"] if single else []
+    return found
 
 
 def _has_duplicates(values: Iterable[Any]) -> bool:

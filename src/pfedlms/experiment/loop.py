@@ -19,8 +19,8 @@ from pfedlms.engine import Evaluation, RoundReport, Traffic
 from pfedlms.errors import DivergedError, RunDirectoryError, RunError
 from pfedlms.experiment.callbacks import Callbacks, Checkpoints, EarlyStopping, RunInfo, SharedModelWarning, is_best
 from pfedlms.experiment.config import Config
-from pfedlms.experiment.prepare import execution_settings
-from pfedlms.experiment.problem import resume_call
+from pfedlms.experiment.prepare import NAMED_PROBLEM, execution_settings
+from pfedlms.experiment.problem import Problem, resume_call
 from pfedlms.experiment.store import RunDirectory
 from pfedlms.experiment.summary import environment, finite_or_none, is_same_result, summarise
 from pfedlms.settings import CUSTOM
@@ -41,8 +41,12 @@ class ActiveRun(RunInfo):
     """A run while it trains. It records metrics, checkpoints and a summary, on disk if it has a directory. The
     federation is in this process; a subclass has a coordinator of nodes in its place."""
 
-    def __init__(self, config: Config, federation: Any, directory: RunDirectory | None = None, label: str = "") -> None:
+    def __init__(
+        self, config: Config, federation: Any, directory: RunDirectory | None = None, label: str = "",
+        problem: Problem = NAMED_PROBLEM,
+    ) -> None:  # fmt: skip
         super().__init__(label, config, directory.path if directory else None)
+        self._problem = problem
         self.federation: Any = federation
         self.best_state: dict[str, Any] | None = None
         """The federation after the best round, where it is kept and there is no directory to keep it in."""
@@ -87,10 +91,12 @@ class ActiveRun(RunInfo):
         if self._stored is None:
             return
         if checkpoint:
-            load_into(self.federation, checkpoint, self.config, self._stored)
+            load_into(self.federation, checkpoint, self.config, self._stored, self._problem)
             self._traffic = Traffic(*checkpoint["traffic"])
             self._counts = {name: checkpoint[name] for name in COUNTS}
             self._earlier_seconds = checkpoint["seconds"]
+        else:
+            self._stored.delete_summary()
         # Only now: a checkpoint that is refused must not cut metrics.jsonl.
         self.metrics = self._stored.rewind_metrics(checkpoint["metrics_bytes"] if checkpoint else 0)
         if is_best(self):  # the earlier process may have ended between its checkpoint and best.pt
@@ -145,7 +151,7 @@ class ActiveRun(RunInfo):
                 "integers": not data.x.is_floating_point(),
                 "tokens": data.tokens,
                 "parameters": self.federation.model.layout.dim,
-                "facts": facts_of(self.federation),
+                "facts": self._facts(),
                 "federation": self.federation.state(),
                 "traffic": list(self._traffic.as_tuple()),
                 **self._counts,
@@ -159,14 +165,23 @@ class ActiveRun(RunInfo):
     def summary(self, status: str) -> dict[str, Any]:
         """The summary, as if the run ended now; nothing is stored."""
         stages = {name: round(spent, 6) for name, spent in self.federation.watch.seconds.items()}
-        # Without a folder nothing compares it later.
-        data_fingerprint = fingerprint(self.config, self.federation.data) if self._stored is not None else None
         totals = {"round": self.round, **self.totals()}
         return {
-            **summarise(self.config, self.metrics, facts_of(self.federation), status, totals),
-            **({"data_fingerprint": data_fingerprint} if data_fingerprint else {}),
+            **summarise(self.config, self.metrics, self._facts(), status, totals),
             **({"stages": stages} if stages else {}),
             **self.extra_fields("summary"),
+        }
+
+    def _facts(self) -> dict[str, Any]:
+        """What a summary says about data and model; with a folder, also what later calls compare with theirs."""
+        if self._stored is None:
+            return facts_of(self.federation)
+        data_fingerprint = fingerprint(self.config, self.federation.data)
+        digests = self._problem.digests(self.federation.model.module)
+        return {
+            **facts_of(self.federation),
+            **({"data_fingerprint": data_fingerprint} if data_fingerprint else {}),
+            **({"problem_digests": digests} if digests else {}),
         }
 
     def finish(self, status: str) -> dict[str, Any]:
@@ -356,9 +371,11 @@ def facts_of(federation: Any) -> dict[str, Any]:
 
 
 def load_into(
-    federation: Any, checkpoint: Mapping[str, Any], config: Config, stored: RunDirectory, same_data: bool = True
-) -> None:
-    """Load a checkpoint into a federation, unless it was made with other settings or data."""
+    federation: Any, checkpoint: Mapping[str, Any], config: Config, stored: RunDirectory,
+    problem: Problem = NAMED_PROBLEM, same_data: bool = True,
+) -> None:  # fmt: skip
+    """Load a checkpoint into a federation, unless it was made with other settings or data, or with another model, loss
+    or metric."""
     now = fixed_settings(config)
     then = checkpoint["settings"]
     differing = [key for key in {**then, **now} if then.get(key) != now.get(key)]
@@ -372,12 +389,22 @@ def load_into(
         raise RunDirectoryError(
             f"{stored.path}: the data given are not those this run began with; give the same arrays or files"
         )
+    if other := other_parts(checkpoint["facts"], problem.digests(federation.model.module)):
+        raise RunDirectoryError(f"{stored.path}: {other}; give the same as before")
     try:
         federation.load(checkpoint["federation"])
     except (ValueError, KeyError, IndexError) as error:
         raise RunDirectoryError(
             f"{stored.path}: checkpoint.pt does not fit ({error}); resume with the data and model it was made with"
         ) from error
+
+
+def other_parts(facts: Mapping[str, Any], digests: Mapping[str, str]) -> str:
+    """A sentence if a run, of which a summary or checkpoint has `facts`, had another model, loss or metric than those
+    with these digests; else "". Runs of older versions have no digests."""
+    stored = facts.get("problem_digests", {})
+    names = [name for name in stored.keys() & digests.keys() if stored[name] != digests[name]]
+    return f"was trained with another {' and another '.join(sorted(names))} than given now" if names else ""
 
 
 def fixed_settings(config: Config) -> dict[str, Any]:

@@ -195,12 +195,12 @@ def partition_pool(config: Config, pool: Pool) -> FederatedData:
     return partition(pool, how)
 
 
-def check_all_runs(configs: Sequence[Config], problem: Problem = NAMED_PROBLEM) -> int:
+def check_all_runs(configs: Sequence[Config], problem: Problem = NAMED_PROBLEM) -> CohortModel:
     """Check all runs of a study before the first one trains: data and model of the first, and the partitions of the
-    others; warn about settings without effect, once for all. Returns the number of parameters of the first model."""
+    others; warn about settings without effect, once for all. Returns the model of the first."""
     processes.refuse_multiple_processes("a study")
     first, *others = configs
-    parameters = prepare(first, problem).model.layout.dim
+    model = prepare(first, problem).model
     warned = set(ineffective_settings(first))
     warn_once(text for config in others for text in ineffective_settings(config) if text not in warned)
     partitions, sections = {(first.data, first.run.seed)}, {first.data}
@@ -209,4 +209,4 @@ def check_all_runs(configs: Sequence[Config], problem: Problem = NAMED_PROBLEM) 
             load_client_data(config.quiet() if config.data in sections else config, problem)
             partitions.add((config.data, config.run.seed))
             sections.add(config.data)
-    return parameters
+    return model

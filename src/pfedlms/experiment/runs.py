@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import cached_property
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,9 @@ class Run:
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         """One record per evaluation."""
-        return self._stored.read_metrics()
+        metrics = self._stored.read_metrics()
+        self._stored.check_complete(metrics)
+        return metrics
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -82,8 +85,9 @@ class Run:
 
     @property
     def accuracy(self) -> float:
-        """P-acc, mean of the last 10 evaluations, in percent."""
-        return float(self.summary["accuracy"]["last10"])
+        """P-acc, mean of the last 10 evaluations, in percent; NaN where nothing finite was measured."""
+        last10 = self.summary["accuracy"]["last10"]
+        return nan if last10 is None else float(last10)
 
     @property
     def validation_accuracy(self) -> float | None:
@@ -230,7 +234,7 @@ class Run:
         if stored is not None and not complete.train.patience:  # best.pt must not refer to rows that are overwritten
             federation.use_folder(stored.path)
         config = complete.with_run(**overrides)
-        active = ActiveRun(config, federation, stored, self.label)
+        active = ActiveRun(config, federation, stored, self.label, self.problem)
         with federation.lead() as end:
             summary, stopped = run_rounds(active, callbacks, checkpoint)
             end((config, active.metrics, summary, stopped))

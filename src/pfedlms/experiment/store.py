@@ -17,7 +17,7 @@ import os
 import shutil
 import tomllib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -186,6 +186,23 @@ class RunDirectory(ExitStack):
             raise RunDirectoryError(
                 f"{self._metrics}: cannot be read ({error}); delete it and checkpoint.pt to start this run over"
             ) from error
+
+    def check_complete(self, metrics: Sequence[Mapping[str, Any]]) -> None:
+        """Refuse the records of a finished run if they are not all that its summary counts. Of a run in progress the
+        summary may be older."""
+        summary = self.read_summary() or {}
+        expected, got = summary.get("evaluations"), len(metrics)
+        is_newer = bool(metrics) and metrics[-1]["round"] > summary.get("rounds", 0)
+        if summary.get("status") == "finished" and expected is not None and got != expected and not is_newer:
+            raise RunDirectoryError(
+                f"{self._metrics}: got {got} evaluations, expected {expected}, as summary.json has; put the whole file "
+                "back, or delete checkpoint.pt to start this run over"
+            )
+
+    def delete_summary(self) -> None:
+        """Delete the summary of an earlier process, before a run starts over."""
+        with self._storage_errors():
+            self._summary.unlink(missing_ok=True)
 
     def read_summary(self) -> dict[str, Any] | None:
         """The summary that an earlier process wrote; None if it is missing or cannot be read."""

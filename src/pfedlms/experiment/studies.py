@@ -9,7 +9,7 @@ import signal
 import time
 import tomllib
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,13 +18,14 @@ from typing import Any
 from pfedlms.errors import RunDirectoryError, RunError, StorageError, UsageError
 from pfedlms.experiment.callbacks import callbacks_with_progress
 from pfedlms.experiment.config import Config, Tables, load_config, setting_fields
-from pfedlms.experiment.loop import fingerprint, fixed_settings, raise_if_stopped
-from pfedlms.experiment.prepare import NAMED_PROBLEM, cache_data_sets, check_all_runs, load_client_data
+from pfedlms.experiment.loop import fingerprint, fixed_settings, other_parts, raise_if_stopped
+from pfedlms.experiment.prepare import NAMED_PROBLEM, cache_data_sets, check_all_runs, load_client_data, prepare
 from pfedlms.experiment.problem import Problem, resume_instruction
 from pfedlms.experiment.runs import Run, data_frame, load_run, plot_curves
 from pfedlms.experiment.store import MANIFEST, is_study
 from pfedlms.experiment.workers import Outcomes, train_in_parallel
 from pfedlms.files import write_text
+from pfedlms.models import CohortModel
 from pfedlms.report import runs as reported
 from pfedlms.report.figures import by_setting
 from pfedlms.report.results import comparison, result_records, results_json
@@ -182,39 +183,50 @@ class Study:
         deadline = time.monotonic() + seconds
         if workers < 1 or (workers > 1 and out is None):
             raise UsageError(f"workers: got {workers}, expected at least 1, and out=DIR where there are several")
-        parameters = check_all_runs([run.config for run in self.planned], self.planned[0].problem)
+        model = check_all_runs([run.config for run in self.planned], self.planned[0].problem)
         if out is None:
             runs = [Run(run.config.quiet().with_run(out=""), None, run.problem, run.label) for run in self.planned]
-            return replace(self, planned=runs).train(callbacks, workers, deadline)
-        study = self._create_folder(out)
-        study._check_same_problem(parameters)
-        return study.train(callbacks, workers, deadline)
+            return replace(self, planned=runs)._train(callbacks, workers, deadline)
+        return self._create_folder(out, model)._train(callbacks, workers, deadline)
 
-    def _check_same_problem(self, parameters: int) -> None:
-        """Refuse a folder with runs on other data, or of another model of the user's own: one table would show both."""
+    def _check_same_problem(self, model: CohortModel, dataset: str = "") -> None:
+        """Refuse a folder with runs on other data, or of another model, loss or metric given in Python, than the runs
+        to be trained, whose model and `data.dataset` these are: one table would show both. Without a data set each run
+        is compared with the one that it names itself."""
+        problem, runs = self.planned[0].problem, [*self.planned, *self.others]
+        digests = problem.digests(model.module)
         fingerprints: dict[Any, str | None] = {}
-        for run in (run for run in self.planned if run.finished):
-            key = run.config.data, run.config.run.seed
-            stored = run.summary.get("data_fingerprint")
-            if stored is not None and key not in fingerprints:
-                data = load_client_data(run.config.quiet(), run.problem)
-                fingerprints[key] = fingerprint(run.config, data)
-            other_model = run.config.model.name == CUSTOM and run.summary["parameters"] != parameters
-            if other_model or (stored is not None and fingerprints[key] != stored):
-                other = "with another model than the one" if other_model else "on other data than those"
-                raise RunDirectoryError(
-                    f"{run.directory}: was trained {other} given; give the same as before, or name another out=DIR"
-                )
+        for run in (run for run in runs if run.has_started):
+            summary, config = run.summary, run.config.quiet()
+            other = other_parts(summary, digests)
+            if config.model.name == CUSTOM and summary["parameters"] not in (0, model.layout.dim):
+                other = other or "was trained with another model than given now"
+            if "data_fingerprint" in summary and not other:
+                config = replace(config, data=replace(config.data, dataset=dataset or config.data.dataset))
+                key = config.data, config.run.seed
+                if key not in fingerprints:
+                    fingerprints[key] = fingerprint(config, load_client_data(config, problem))
+                if fingerprints[key] != summary["data_fingerprint"]:
+                    other = "was trained on other data than given now"
+            if other:
+                raise RunDirectoryError(f"{run.directory}: {other}; give the same as before, or name another out=DIR")
 
     @cache_data_sets()
-    def train(self, callbacks: Sequence[Any] = (), workers: int = 1, deadline: float = float("inf")) -> Study:
-        """Train every run that is not finished yet, for callers that look at `stopped` themselves. A run that diverges,
-        that loses too many messages, or whose process dies is marked as such; the others go on."""
+    def train(self, callbacks: Sequence[Any] = (), workers: int = 1) -> Study:
+        """Train every run of a folder that is not finished yet, for callers that look at `stopped` themselves."""
+        remaining = [run for run in self.planned if not run.reload().finished]
+        for run in remaining:
+            run.problem.check_can_resume(run.config, self.directory)
+        if remaining:
+            self._check_same_problem(prepare(remaining[0].config.quiet(), remaining[0].problem).model)
+        return self._train(callbacks, workers)
+
+    def _train(self, callbacks: Sequence[Any] = (), workers: int = 1, deadline: float = float("inf")) -> Study:
+        """Train every run that is not finished yet. A run that diverges, that loses too many messages, or whose process
+        dies is marked as such; the others go on."""
         planned = [run.reload() for run in self.planned]
         done = {place: run for place, run in enumerate(planned) if run.finished}
         remaining = [run for place, run in enumerate(planned) if place not in done]
-        for run in remaining:
-            run.problem.check_can_resume(run.config, self.directory)
         study = replace(self, runs=list(done.values()), stopped=0)
         study._write_results()
         outcomes = _train_in_turn(remaining, callbacks, deadline)
@@ -256,9 +268,10 @@ class Study:
             warnings.warn(f"{run.label} seed {summary['seed']} {summary['status']}: {error}", stacklevel=3)
             return Run(run.config, run.directory, run.problem, run.label, None if run.directory else [], summary)
 
-    def _create_folder(self, out: Path) -> Study:
+    def _create_folder(self, out: Path, model: CohortModel) -> Study:
         """The study with its folder, new or from earlier calls. study.json then has these runs beside those that it had
-        already; runs of the same name must have the same settings."""
+        already. Runs of the same name must have the same settings, and all runs the same problem, which `model` is
+        of; nothing is written where they do not."""
         if (out / "config.toml").exists():
             raise RunDirectoryError(f"{out}: holds a run already; name another out=DIR")
         problem, folders = self.planned[0].problem, _folder_names(self.planned)
@@ -267,28 +280,39 @@ class Study:
         if bool(earlier["axes"]) != bool(self.axes):
             there, this = ("a sweep" if axes else "a comparison" for axes in (earlier["axes"], self.axes))
             raise RunDirectoryError(f"{out}: holds {there}, and this is {this}; name another out=DIR")
-        for name in folders.keys() & earlier["runs"].keys():
-            stored = tomllib.loads(earlier["runs"][name])
-            if not same_run(folders[name].config, load_config(None, stored, stored=True)):
+        stored = {name: load_config(None, tomllib.loads(text), stored=True) for name, text in earlier["runs"].items()}
+        for name in folders.keys() & stored.keys():
+            if not same_run(folders[name].config, stored[name]):
                 raise RunDirectoryError(
                     f"{out}: holds runs already, {name} with other settings; resume them with "
-                    f"`{resume_instruction(out, stored)}`, or name another out=DIR"
+                    f"`{resume_instruction(out, stored[name].tables())}`, or name another out=DIR"
+                )
+        configs = [run.config for run in self.planned]
+        for key, there, here in _differing_problem_settings(list(stored.values()), configs):
+            if key not in self.axes:
+                raise RunDirectoryError(
+                    f"{out}: holds runs with {key} = {there!r}, and this call has {here!r}; name another out=DIR, or "
+                    "for both in one table, name both in one call of pfedlms.study"
                 )
         names = earlier["names"] | {name: run.label for name, run in folders.items()}
         texts = {name: run.config.with_run(out=str(out / name)).to_toml() for name, run in folders.items()}
         manifest = {"schema": SCHEMA, "axes": self.axes, "by": self.by, "names": names}
         manifest["runs"] = earlier["runs"] | texts | earlier["runs"]  # in their order; earlier runs stay as they are
+        data_dirs = {run.config.data.dir for run in self.planned}
+        data_dir = data_dirs.pop() if len(data_dirs) == 1 else None  # the data may have been moved since a run began
+        stored_study = load_study(out, problem, data_dir, manifest)
+        runs = {run.directory.name: run for run in stored_study.planned if run.directory}
+        others = [run for run in stored_study.runs if run.directory and run.directory.name not in folders]
+        study = replace(stored_study, runs=[], planned=[runs[name] for name in folders], others=others)
+        datasets = [{config.data.dataset for config in side} for side in (configs, stored.values())]
+        is_varied = "data.dataset" in self.axes or any(len(names) > 1 for names in datasets)
+        study._check_same_problem(model, "" if is_varied else configs[0].data.dataset)
         try:
             out.mkdir(parents=True, exist_ok=True)
             write_text(out / MANIFEST, json.dumps(manifest, indent=2) + "\n")
         except OSError as error:
             raise RunDirectoryError(f"{out}: cannot be written ({error.strerror}); name another out=DIR") from error
-        data_dirs = {run.config.data.dir for run in self.planned}
-        data_dir = data_dirs.pop() if len(data_dirs) == 1 else None  # the data may have been moved since a run began
-        stored_study = load_study(out, problem, data_dir)
-        runs = {run.directory.name: run for run in stored_study.planned if run.directory}
-        others = [run for run in stored_study.runs if run.directory and run.directory.name not in folders]
-        return replace(stored_study, runs=[], planned=[runs[name] for name in folders], others=others)
+        return study
 
     def _planned_settings(self, runs: Sequence[Run]) -> list[Tables]:
         """The planned settings of these runs, then of the remaining ones: so the list of settings in which runs differ
@@ -347,9 +371,15 @@ def refuse_study(directory: Path, command: str) -> None:
         raise UsageError(f"{directory}: holds {len(runs)} runs; {command} one of them: {shown}")
 
 
-def load_study(directory: Path, problem: Problem = NAMED_PROBLEM, data_dir: str | None = None) -> Study:
-    """The study in a folder, finished or not. A run without a finished round is planned, but has no results."""
-    manifest = read_manifest(directory)
+def load_study(
+    directory: Path,
+    problem: Problem = NAMED_PROBLEM,
+    data_dir: str | None = None,
+    manifest: dict[str, Any] | None = None,
+) -> Study:
+    """The study in a folder, finished or not, with the plan in study.json or that in `manifest`. A run without a
+    finished round is planned, but has no results."""
+    manifest = manifest or read_manifest(directory)
     planned = [
         load_run(directory / folder, problem, data_dir, manifest["names"].get(folder, ""), planned)
         for folder, planned in manifest["runs"].items()
@@ -368,6 +398,17 @@ def same_run(planned: Config, stored: Config) -> bool:
     # Without a mean in the plan, the run computed it from the data when it began.
     computed = {} if planned.data.mean else {"data.mean": "", "data.std": ""}
     return compared(planned) == compared(stored) | computed
+
+
+def _differing_problem_settings(stored: Sequence[Config], new: Sequence[Config]) -> Iterator[tuple[str, Any, Any]]:
+    """The settings of data, model, loss and metric in which all stored configurations agree, and all new ones, too, but
+    with another value: key, stored value and new value."""
+    places = ("data.", "model.", "train.loss", "train.metric")
+    settings = [[fixed_settings(config) for config in configs] for configs in (stored, new)]
+    for key in settings[1][0] if stored else ():
+        there, here = ({each[key] for each in side if key in each} for side in settings)
+        if key.startswith(places) and len(there) == len(here) == 1 and there != here:
+            yield key, there.pop(), here.pop()
 
 
 def _folder_names(runs: Sequence[Run]) -> dict[str, Run]:

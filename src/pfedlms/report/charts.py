@@ -12,7 +12,7 @@ from typing import Any
 from zlib import crc32
 
 from pfedlms.errors import UsageError
-from pfedlms.files import write_atomically
+from pfedlms.files import write_atomically, write_failure
 from pfedlms.report.runs import group_by
 from pfedlms.report.tables import to_csv
 
@@ -131,7 +131,10 @@ def save(chart: Any, file: str | Path) -> None:
         ".json": lambda: json.dumps(spec, indent=1).encode(),
     }
     content = write[path.suffix]()
-    write_atomically(path.resolve(), lambda file: file.write(content))
+    try:
+        write_atomically(path.resolve(), lambda file: file.write(content))
+    except OSError as error:
+        raise UsageError(write_failure(path, error)) from error
 
 
 def apply_style(chart: Any) -> Any:
