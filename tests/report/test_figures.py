@@ -137,6 +137,7 @@ def test_what_cannot_be_read_is_left_out_and_named(tmp_path: Path) -> None:
     for folder in ("good", "empty"):
         a_run(tmp_path / folder, "local", [70])
     (tmp_path / "empty" / "metrics.jsonl").write_text("")
+    (tmp_path / "empty" / "summary.json").unlink()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.toml").write_text("schema = 99\n")
     with pytest.warns(UserWarning, match="left out") as warned:
