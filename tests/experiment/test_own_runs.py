@@ -13,6 +13,7 @@ from small import Crash, Crashing, Wrapped, X, Y, assert_same, change, linear
 from torch import Tensor, nn
 
 import pfedlms
+from factories import same
 from pfedlms.errors import RunDirectoryError, UsageError
 
 QUICK: dict[str, Any] = {"clients": 4, "local_steps": 4, "batch_size": 16, "threads": 1, "min_samples": 2}
@@ -140,10 +141,15 @@ def lazy() -> nn.Module:
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
-def test_lazy_modules_are_initialised_by_the_runs_seed() -> None:
-    first, again, other = (
-        pfedlms.run(CLASSES, lazy, rounds=1, seed=seed, **QUICK).federation.model.initial for seed in (0, 0, 1)
+def test_lazy_modules_are_initialised_by_the_runs_seed(tmp_path: Path) -> None:
+    run = pfedlms.run(CLASSES, lazy, rounds=1, seed=0, out=tmp_path, **QUICK)
+    first = run.federation.model.initial
+    again, other = (
+        pfedlms.run(CLASSES, lazy, rounds=1, seed=seed, **QUICK).federation.model.initial for seed in (0, 1)
     )
+    loaded = pfedlms.load(tmp_path, CLASSES, lazy)
+    assert isinstance(loaded, pfedlms.Run)
+    assert same(loaded.model(0).state_dict(), run.models[0])
     assert first.shape == (4 * 8 + 8 + 16 + 8 * 2 + 2,)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)

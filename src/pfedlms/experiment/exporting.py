@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from pfedlms import rng
 from pfedlms.data import FederatedData, Pool, read, texts
 from pfedlms.data.pool import class_numbers
 from pfedlms.data.text import KINDS
@@ -30,6 +31,7 @@ from pfedlms.experiment.store import RunDirectory
 from pfedlms.files import write_atomically, write_failure, write_text
 from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel
+from pfedlms.models.intake import trainable_module
 from pfedlms.settings import CUSTOM
 
 StateDict = dict[str, torch.Tensor]
@@ -171,9 +173,12 @@ def load_models(stored: RunDirectory, config: Config, problem: Problem, best: bo
     has_data = federation is not None
     if federation is None:
         data = _data_without_samples(checkpoint)
+        # Lazy layers need the shape of samples; their weights come from the run's seed, as when it began.
+        sample, key = data.x.new_zeros(2, *data.shape), rng.stream(config.run.seed, "initial")
+        module = trainable_module(problem.module(config, data), sample, key)
         federation = Federation(
-            METHODS[config.method], config.settings, CohortModel(problem.module(config, data), torch.device("cpu")),
-            data, config.train, config.run.seed, cohort_size=config.run.cohort_size,
+            METHODS[config.method], config.settings, CohortModel(module, torch.device("cpu")), data, config.train,
+            config.run.seed, cohort_size=config.run.cohort_size,
         )  # fmt: skip
     federation.use_folder(directory)
     load_into(federation, checkpoint, config, stored, problem, same_data=has_data)
