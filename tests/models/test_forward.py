@@ -20,6 +20,7 @@ from pfedlms import rng
 from pfedlms.errors import UsageError
 from pfedlms.models import CohortModel, build, forward
 from pfedlms.models.chain import Chain
+from pfedlms.models.intake import check_trains
 from pfedlms.models.one_by_one import OneByOne
 from pfedlms.models.runner import FunctionalModule, Runner
 from pfedlms.models.stacked import Stacked
@@ -363,8 +364,6 @@ CHOICES: list[tuple[Factory, type[Runner], type[Runner]]] = [
     (frozen, Stacked, Stacked),
     (with_dropout, Stacked, Stacked),
     (Showing, Stacked, Stacked),
-    (Remembering, OneByOne, OneByOne),
-    (lambda: nn.Sequential(convolutional()[:4], Remembering(20)), OneByOne, OneByOne),
     (with_batch_norm, OneByOne, Stacked),
     (convolutional, OneByOne, Stacked),
     (lambda: nn.Sequential(nn.Flatten(), nn.LayerNorm(12), nn.Linear(12, 4)), OneByOne, Stacked),
@@ -419,13 +418,47 @@ def test_a_module_that_cannot_be_stacked_warns_once_and_is_right(factory: Factor
 
 
 @pytest.mark.parametrize("factory", [Remembering, lambda: nn.Sequential(convolutional()[:4], Remembering(20))])
-def test_a_tensor_that_a_call_leaves_to_the_next_is_named(factory: Factory) -> None:
-    """In whatever way clients would run otherwise; they then run in their order."""
-    setup = Setup(factory)
-    with pytest.warns(UserWarning, match=r"leaves a tensor in its attribute (1\.)?kept to the next call.* as a buffer"):
-        setup.model.forward(setup.params, setup.buffers, setup.x, training=False)
-    assert isinstance(setup.model._runner, OneByOne)
-    assert not setup.model._runner._runs_in_parallel
+def test_a_tensor_of_samples_that_a_call_leaves_to_the_next_is_refused(factory: Factory) -> None:
+    x = Setup(factory).x[0].float()
+    with pytest.raises(UsageError, match=r"leaves a tensor in its attribute (1\.)?kept to the next call.* as a buffer"):
+        check_trains(factory(), x)
+
+
+class Caching(nn.Linear):
+    """Makes a constant at its first call and keeps it."""
+
+    scale: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.scale is None:
+            self.scale = torch.full((12,), 2.0)
+        return super().forward(x * self.scale)
+
+
+def test_a_constant_that_a_call_keeps_is_no_state() -> None:
+    check_trains(Caching(12, 4), normal(BATCH, 12).float())
+
+
+class Moving(nn.Linear):
+    """Assigns one buffer to another, which is registered after it."""
+
+    def __init__(self) -> None:
+        super().__init__(12, 4)
+        self.register_buffer("now", torch.zeros(()))
+        self.register_buffer("before", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.before = self.now
+        self.now = self.now + 1
+        return super().forward(x.flatten(1))
+
+
+def test_a_buffer_assigned_to_another_keeps_its_value() -> None:
+    setup = Setup(Moving)
+    for _ in range(2):
+        setup.model.forward(setup.params, setup.buffers, setup.x, training=True)
+    assert setup.buffers["now"].tolist() == [2.0] * CLIENTS
+    assert setup.buffers["before"].tolist() == [1.0] * CLIENTS
 
 
 @pytest.mark.parametrize("factory", [with_dropout, lambda: nn.Sequential(with_dropout(), nn.LayerNorm(4))])

@@ -262,7 +262,7 @@ class LocalWorker:
         # Steps write into these copies and into one buffer of gradients, because new memory in every step would cost
         # more time than the arithmetic.
         params, momentum = cohort.params.clone(), cohort.momentum.clone()
-        buffers = {name: value.clone() for name, value in cohort.buffers.items()}
+        buffers = _copy(cohort.buffers)
         losses, gradients = torch.zeros(len(params), device=params.device), torch.empty_like(params)
         targets = self._data.y[plan[:, 0]]
         loss_of = partial(self._criterion.training_losses, guard.objective_feature_loss(objective))
@@ -301,7 +301,7 @@ class LocalWorker:
     def _gradients(self, cohort: Cohort, plan: Tensor, objective: Objective, rate: Rate) -> tuple[Cohort, Tensor]:
         """Sums of gradients at one model, in `params` of the cohort returned, and the losses. The signature is that of
         `_steps`, so that `Replayed` can record it, too."""
-        buffers = {name: value.clone() for name, value in cohort.buffers.items()}
+        buffers = _copy(cohort.buffers)
         total, gradients = torch.zeros_like(cohort.params), torch.empty_like(cohort.params)
         losses = torch.zeros(len(total), device=total.device)
         loss_of = partial(self._criterion.training_losses, guard.objective_feature_loss(objective))
@@ -315,7 +315,7 @@ class LocalWorker:
         """See `ClientWork`."""
         plan, losses = self.plan(cohort, round + 1), torch.empty(len(params), device=params.device)
         x, y = self._training_samples(plan[step]), self._data.y[plan[step, 0]]
-        buffers = {name: value.clone() for name, value in cohort.buffers.items()}
+        buffers = _copy(cohort.buffers)
 
         def measure(rows: slice) -> None:
             part = {name: value[rows] for name, value in buffers.items()}
@@ -335,10 +335,11 @@ class LocalWorker:
         device = cohort.params.device
         sums = torch.zeros(clients, classes, self._model.feature_size, device=device)
         counts = torch.zeros(clients, classes, device=device)
+        buffers = _copy(cohort.buffers)
         with self._seeded(cohort, "features"):
             for x, y, mask in self._batches_at(self._indices_of(cohort.ids, self._data.train)):
                 with torch.no_grad():
-                    _, features = self._model.forward(cohort.params, cohort.buffers, x, training=False, features=True)
+                    _, features = self._model.forward(cohort.params, buffers, x, training=False, features=True)
                 assert features is not None  # asked for above
                 # Tokens of a window are samples of their own.
                 features, y, mask = (
@@ -359,7 +360,12 @@ class LocalWorker:
         `split`, with its own running statistics."""
         self._data.prefetch(cohort.ids)
         indices = self._indices_of(cohort.ids, split)
-        stripped = replace(cohort.without_round_values(), state={}, params=params.expand_as(cohort.params))
+        stripped = replace(
+            cohort.without_round_values(),
+            state={},
+            params=params.expand_as(cohort.params),
+            buffers=_copy(cohort.buffers),
+        )
         results = torch.empty(len(cohort.ids), 2, dtype=torch.float64, device=cohort.params.device)
         # Other clients would have other indices in every evaluation, and a custom metric may read values.
         repeats = len(cohort.ids) == self._data.clients and self._criterion.score is None
@@ -449,3 +455,8 @@ def check_finite(cohort: Cohort, losses: Tensor, sums: Tensor, phase: int) -> No
             f"{when}: the loss or the model of client {client} is not finite any more; "
             "lower train.learning_rate or what the method itself moves by (method.strength, method.gain, …)"
         )
+
+
+def _copy(buffers: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of clients' buffers: what a module does to them does not reach the clients."""
+    return {name: value.clone() for name, value in buffers.items()}

@@ -17,7 +17,7 @@ from pfedlms.backend import all_threads_per_operator
 from pfedlms.cohort import Cohort
 from pfedlms.models.chain import Chain
 from pfedlms.models.layout import flat_layout
-from pfedlms.models.one_by_one import OneByOne, tensor_left
+from pfedlms.models.one_by_one import OneByOne
 from pfedlms.models.runner import FunctionalModule, Pass, Result, Runner, Values, hooks_backward
 from pfedlms.models.stacked import Stacked, why_not_stackable
 
@@ -40,22 +40,13 @@ def choose(functional: FunctionalModule, device: torch.device, params: Values, s
         return Chain(module, device)
     if sample is None:
         return None
-    if left := tensor_left(module, sample[[0, -1]]):
-        _warn_of_one_by_one(
-            f"a call leaves a tensor in its attribute {left} to the next call, which may be another client's; register "
-            "it as a buffer, and each client has its own"
-        )
-        return OneByOne(functional, device, sample)
     if any(_is_wrong_under_vmap(part) or (not gpu and isinstance(part, _LOOP_ON_CPU)) for part in module.modules()):
         return OneByOne(functional, device, sample)
     if reason := why_not_stackable(functional, params, sample):
-        _warn_of_one_by_one(f"torch.func cannot stack it ({reason})")
+        message = f"model: clients are trained one after another, because torch.func cannot stack it ({reason})"
+        warnings.warn(message, stacklevel=2)
         return OneByOne(functional, device, sample)
     return Stacked(functional, gpu_rules=gpu)
-
-
-def _warn_of_one_by_one(why: str) -> None:
-    warnings.warn(f"model: clients are trained one after another, because {why}", stacklevel=3)
 
 
 def _is_wrong_under_vmap(part: nn.Module) -> bool:

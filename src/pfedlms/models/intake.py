@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pfedlms import rng
+from pfedlms.backend import one_thread_per_operator
 from pfedlms.errors import PfedlmsError, UsageError, reason
 
 
@@ -82,26 +83,62 @@ def outputs_of(returned: Any) -> Tensor:
 
 
 def check_trains(module: nn.Module, sample: Tensor) -> None:
-    """Refuse a model whose passes fail in training, or whose backward pass would use other parameters than the forward
-    pass did, before any training. One that cannot be copied is not tried."""
+    """Refuse a model, before any training, whose passes fail in training, whose backward pass would use other
+    parameters than the forward pass did, or that keeps something of one client's samples for the next client. One that
+    cannot be copied is not tried."""
     try:
-        tried = copy.deepcopy(module).train()
+        tried, other = (copy.deepcopy(module).train() for _ in range(2))
     except Exception:  # whatever parts of it may raise
         return
     again = (
         "it computes parts of the forward pass again in the backward pass, as torch.utils.checkpoint does, when other "
         "parameters are in their place; leave that out of it"
     )
+    constant = _tensor_attributes(tried)
     try:
-        with torch.enable_grad(), rng.forked_generators(sample.device):
+        # Small operators wait for threads longer than they compute.
+        with torch.enable_grad(), rng.forked_generators(sample.device), one_thread_per_operator():
             with torch.autograd.graph.disable_saved_tensors_hooks(again):
                 outputs = outputs_of(tried(sample.clone()))
             trained = [value for value in tried.parameters() if value.requires_grad]
             torch.autograd.grad(outputs, trained, torch.ones_like(outputs), allow_unused=True)
+            other(sample[:1].expand_as(sample).clone())
     except PfedlmsError:
         raise
     except Exception as error:  # it is the user's own and may raise anything
         raise UsageError(f"model: cannot be trained ({reason(error)})") from error
+    left, elsewhere = _tensor_attributes(tried), _tensor_attributes(other)
+    for name, value in left.items():
+        depends_on_samples = name not in elsewhere or not torch.equal(value.detach(), elsewhere[name].detach())
+        if value is not constant.get(name) and depends_on_samples and _is_read(tried, name, sample):
+            raise UsageError(
+                f"model: a call leaves a tensor in its attribute {name} to the next call, which may be another "
+                "client's; register it as a buffer, and each client has its own"
+            )
+
+
+def _tensor_attributes(module: nn.Module) -> dict[str, Tensor]:
+    """The tensors among the attributes of a module's parts that are neither parameters nor buffers."""
+    attributes = (
+        (f"{owner}.{name}".lstrip("."), v) for owner, part in module.named_modules() for name, v in vars(part).items()
+    )
+    return {name: value for name, value in attributes if isinstance(value, Tensor)}
+
+
+def _is_read(module: nn.Module, name: str, sample: Tensor) -> bool:
+    """Whether the next call of a module gives something else, or fails, without what its attribute `name` holds."""
+    owner, _, attribute = name.rpartition(".")
+    part = module.get_submodule(owner)
+    value = getattr(part, attribute).detach()
+    outputs = []
+    for held in (value, value + (torch.nan if value.is_floating_point() else 77)):
+        setattr(part, attribute, held)
+        try:
+            with torch.no_grad(), rng.forked_generators(sample.device):
+                outputs.append(outputs_of(module(sample.clone())))
+        except Exception:  # it may refuse such a value
+            return True
+    return not torch.equal(*outputs)
 
 
 def check_batch_of_one(module: nn.Module, sample: Tensor) -> None:

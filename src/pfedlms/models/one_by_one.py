@@ -10,9 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from pfedlms import rng
 from pfedlms.backend import for_each_in_threads, one_thread_per_operator, streams
-from pfedlms.models.intake import outputs_of
 from pfedlms.models.pool_cpu import replace_poolings
 from pfedlms.models.runner import FunctionalModule, Pass, Result, Runner, hooks_backward, hooks_forward
 
@@ -24,7 +22,7 @@ class OneByOne(Runner):
 
     On a CPU every client uses one thread, because a convolution sums in another order on one thread than on two, and
     results would depend on how clients are grouped. A module serves one thread at a time, so each thread has a copy.
-    For modules that draw random numbers, count their calls, leave a tensor to their next call or have hooks, the order
+    For modules that draw random numbers, count their calls or have hooks, the order
     of clients matters: they run one client after another, on all threads. A trial on two samples of `sample: [batch,
     …]` finds these modules."""
 
@@ -88,59 +86,21 @@ class OneByOne(Runner):
 
 
 def _order_matters(module: nn.Module, x: Tensor) -> bool:
-    """Whether a module has hooks, draws random numbers, counts its calls or leaves a tensor to its next call."""
-    if any(hooks_forward(part) or hooks_backward(part) for part in module.modules()) or tensor_left(module, x):
+    """Whether a module has hooks, draws random numbers or counts its calls, in training or in evaluation."""
+    if any(hooks_forward(part) or hooks_backward(part) for part in module.modules()):
         return True
     try:
-        tried = copy.deepcopy(module).train()
-        before = _plain_attributes(tried)
+        tried = copy.deepcopy(module)
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             drawn = torch.random.get_rng_state()
-            tried(x)
-            return not torch.equal(drawn, torch.random.get_rng_state()) or before != _plain_attributes(tried)
+            for training in (True, False):
+                before = _plain_attributes(tried.train(training))
+                tried(x)
+                if before != _plain_attributes(tried):
+                    return True
+            return not torch.equal(drawn, torch.random.get_rng_state())
     except Exception:  # a module that cannot be copied, or cannot run on two samples, may do any of it
         return True
-
-
-def tensor_left(module: nn.Module, x: Tensor) -> str | None:
-    """The attribute in which a call leaves a tensor that the next call reads; None if there is none. A trial of copies
-    on `x: [batch, …]` shows this: the next call gives something else if the tensor is spoilt."""
-    try:
-        tried = copy.deepcopy(module).train()
-        before = {name: (value, value._version) for name, value in _tensor_attributes(tried).items()}
-        _outputs(tried, x)
-        after = _tensor_attributes(tried)
-        expected = _outputs(copy.deepcopy(tried), x)
-    except Exception:  # a module that cannot be copied, or cannot run on two samples, shows nothing
-        return None
-    left = [n for n, v in after.items() if n not in before or before[n][0] is not v or before[n][1] != v._version]
-    return next((name for name in left if not _gives(expected, copy.deepcopy(tried), name, x)), None)
-
-
-def _gives(expected: Tensor, module: nn.Module, spoilt: str, x: Tensor) -> bool:
-    """Whether a module still gives what is expected if its attribute `spoilt` is changed."""
-    owner, _, name = spoilt.rpartition(".")
-    part = module.get_submodule(owner)
-    value = getattr(part, name)
-    setattr(part, name, value + (torch.nan if value.is_floating_point() else 77))
-    try:
-        return torch.equal(_outputs(module, x), expected)
-    except Exception:  # it may refuse such a value
-        return False
-
-
-def _outputs(module: nn.Module, x: Tensor) -> Tensor:
-    """The outputs for `x` without a gradient; every call draws the same random numbers."""
-    with torch.no_grad(), rng.forked_generators(x.device):
-        return outputs_of(module(x.clone()))
-
-
-def _tensor_attributes(module: nn.Module) -> dict[str, Tensor]:
-    """The tensors among the attributes of a module's parts that are neither parameters nor buffers."""
-    attributes = (
-        (f"{owner}.{name}".lstrip("."), v) for owner, part in module.named_modules() for name, v in vars(part).items()
-    )
-    return {name: value for name, value in attributes if isinstance(value, Tensor)}
 
 
 def _plain_attributes(module: nn.Module) -> list[tuple[str, object]]:

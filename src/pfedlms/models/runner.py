@@ -101,4 +101,4 @@ def _like_before(name: str, value: Tensor, before: Tensor) -> Tensor:
             f"model: assigns {value.dtype} of shape {list(value.shape)} to its buffer {name}, expected {before.dtype} "
             f"of shape {list(before.shape)}, as it was registered; keep its shape and type in forward"
         )
-    return value.detach().to(before.dtype)
+    return value.detach().to(before.dtype, copy=True)  # it may share memory with a buffer that is stored first
