@@ -67,9 +67,11 @@ def as_tensor(name: str, values: Tensor | Array, device: torch.device | None = N
             )
         return values
     _check_array(name, values)
-    # PyTorch has neither numbers of the other byte order nor any of more than 64 bits.
     if values.dtype.kind not in "fiub" or not values.dtype.isnative or values.dtype.itemsize > 8:
-        raise ValueError(f"{name}: got an array of {values.dtype}, expected numbers; pass {name}.astype(np.float32)")
+        raise ValueError(
+            f"{name}: got an array of {values.dtype}, expected numbers that PyTorch has, in this machine's byte order; "
+            f"pass {name}.astype(np.float32)"
+        )
     array = np.ascontiguousarray(values)
     tensor = torch.from_numpy(array) if array.flags.writeable else torch.tensor(array)
     return tensor if device is None else tensor.to(device)

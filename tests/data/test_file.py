@@ -87,6 +87,9 @@ def test_numbers_of_rows_are_no_feature(write: Write, index: str, tmp_path: Path
     path = write(tmp_path / "t", {index: [0, 1, 2], **TABLE})
     with pytest.warns(DataWarning, match=f"the column '{index}' is left out, as it numbers rows"):
         assert read(path).x.tolist() == [[1.5, 10], [2, 20], [-3.25, 30]]
+    without_clients = write(tmp_path / "v", {index: [0, 1, 2], "a": [1, 2, 3], "label": [0, 1, 0]})
+    with pytest.warns(DataWarning, match="is left out"):
+        assert read(without_clients).x.shape == (3, 1)
     named = write(tmp_path / "u", {"a": [0, 1, 2], "Unnamed: 0": [5, 6, 5]})
     assert read(named, label="Unnamed: 0").names == ("5", "6")
 
@@ -147,6 +150,8 @@ def test_names_of_clients_are_taken_as_they_are_spelled(write: Write, tmp_path: 
     for names in (["007", "7", "1.1", "1.10"], ["1_0", "10", "007", "7"]):
         path = write(tmp_path / "t", {"a": [1, 2, 3, 4], "client": names, "label": [0, 1, 0, 1]})
         assert set(read(path).client_names) == set(names)
+    columns = {"a": [1, 2, 3], "client": ["10.0", "2.0", "1.0"], "label": [0, 1, 0]}
+    assert read(csv_file(tmp_path / "v", columns)).client_names == ("1", "2", "10")  # as typed floats are
     (tmp_path / "u.csv").write_text("client,text\n007,some words\n7,other words\n")
     assert set(texts_by_client(tmp_path / "u.csv", read_columns(tmp_path / "u.csv"))) == {"007", "7"}
 

@@ -11,7 +11,9 @@ import signal
 import subprocess
 import sys
 import tomllib
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial, wraps
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,13 +23,13 @@ import numpy as np
 import pytest
 import torch
 from small import SMALL, Crash, Crashing, X, Y, change, linear, same_models, stripped
-from torch import nn
+from torch import Tensor, nn
 
 import pfedlms
 from pfedlms.errors import ConfigError, RunDirectoryError, UsageError
 from pfedlms.experiment import plugins
 from pfedlms.experiment.config import load_config
-from pfedlms.experiment.problem import describe_object
+from pfedlms.experiment.digests import digest
 from pfedlms.experiment.rules import ineffective_settings
 from pfedlms.methods import METHODS
 from pfedlms.models import MODELS
@@ -285,7 +287,7 @@ def test_no_run_is_begun_after_the_time_is_up(tmp_path: Path) -> None:
 # --- methods and models of one's own ---
 
 OWN = """
-from torch import nn
+from torch import Tensor, nn
 from pfedlms.methods import register
 from pfedlms.methods.fedavg import FedAvg
 from pfedlms.models import MODELS
@@ -476,14 +478,50 @@ def test_another_model_or_loss_of_the_same_shapes_is_refused(tmp_path: Path) -> 
     assert pfedlms.resume(folder, (X, Y), relu, loss=weighted(1.0)).summary["rounds"] == 4
 
 
-def test_functions_and_modules_are_told_apart_by_what_is_written() -> None:
-    ours = [lambda o, t: (o - t) ** 2, lambda o, t: 5 * (o - t) ** 2, lambda o, t: (
-        o - t) ** 2, halves, partial(halves), nn.MSELoss(), nn.L1Loss(), torch.sub]  # fmt: skip
-    texts = [describe_object(each) for each in ours]
-    assert texts[:2] == ["<lambda> (o - t) ** 2 []", "<lambda> 5 * (o - t) ** 2 []"]
-    assert len(set(texts)) == len(texts)
-    assert texts[2] == "<lambda> ( o - t) ** 2 []"
-    assert texts[3] == "halves return (outputs.argmax(1) == targets).float() / 2 []"
+def test_functions_and_modules_are_told_apart_by_their_code_and_values() -> None:
+    torch.manual_seed(0)
+    smooth = nn.CrossEntropyLoss(reduction="none", label_smoothing=0.5)
+    others = [
+        lambda o, t: (o - t) ** 2, lambda o, t: 5 * (o - t) ** 2, by_keyword(1.0), by_keyword(2.0), Scaled(1.0),
+        Scaled(2.0), Scaled(1.0).__call__, partial(halves), halves, wraps(halves)(by_keyword(1.0)), torch.sub,
+        weighted(torch.ones(3)), weighted(torch.zeros(3)), nn.CrossEntropyLoss(reduction="none"), smooth,
+        Activated(torch.relu), Activated(torch.tanh), nn.Linear(2, 2), nn.Linear(2, 2), ("a", halves), ("b", halves),
+    ]  # fmt: skip
+    assert len({digest(each) for each in others}) == len(others)
+    assert digest(nn.Linear(2, 2), weights=False) == digest(nn.Linear(2, 2), weights=False)
+    assert digest(by_keyword(1.0)) == digest(by_keyword(1.0))
+    text = "digest(lambda outputs, targets: {'a', 'b', 'c'} and 3 * (outputs - targets) ** 2)"
+    script = f"from pfedlms.experiment.digests import digest; print({text})"
+    outputs = {subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout for _ in range(2)}
+    assert outputs == {f"{eval(text)}\n"}  # in other processes, and without a file to read
+
+
+class Activated(nn.Module):
+    """Its activation is no layer."""
+
+    def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activation(x)
+
+
+def by_keyword(factor: float) -> Callable[..., Tensor]:
+    def loss(outputs: Tensor, targets: Tensor, *, factor: float = factor) -> Tensor:
+        return factor * (outputs - targets)
+
+    return loss
+
+
+@dataclass
+class Scaled:
+    """A loss that is an object."""
+
+    factor: float
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.factor * (outputs - targets)
 
 
 def test_a_finished_run_without_its_checkpoint_starts_over_and_says_so(tmp_path: Path) -> None:
@@ -532,3 +570,12 @@ def test_a_plot_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("pfedlms.report.charts.write_atomically", full)
     with pytest.raises(UsageError, match=r"a\.svg: cannot be written \(No space left on device\); make room or name"):
         pfedlms.run((X, Y), linear, method="local", **SMALL).plot(tmp_path / "a.svg")
+
+
+def test_a_row_has_one_setting_of_training(tmp_path: Path) -> None:
+    common = {**SMALL, "methods": ["fedavg"], "out": tmp_path}
+    pfedlms.compare((X, Y), linear, seeds=[1], **common)
+    with pytest.raises(RunDirectoryError, match="fedavg-seed1 is in the row 'fedavg', but with other settings"):
+        pfedlms.compare((X, Y), linear, seeds=[2], learning_rate=0.3, **common)
+    assert len(pfedlms.compare((X, Y), linear, seeds=[2], **common).runs) == 1
+    assert [run.summary["seed"] for run in pfedlms.load(tmp_path).runs] == [1, 2]  # type: ignore[union-attr]

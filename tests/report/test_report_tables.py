@@ -207,6 +207,7 @@ def test_some_columns_are_chosen_by_either_name() -> None:
     assert table.select(["total", "P-acc max"]).latex().splitlines()[2:5] == [
         r"method & MiB & P-acc max \\", r"\midrule", r"a & 2.50 & 1.50 \\"
     ]  # fmt: skip
+    assert table.select(["name", "total"]).columns == table.select(["total"]).columns
     assert table.select([]) is table
     with pytest.raises(UsageError, match=r"columns: got 'p_acc'.*P-acc max"):
         table.select(["p_acc"])

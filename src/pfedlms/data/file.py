@@ -60,8 +60,8 @@ def read_file(
     clients = _find_column(path, columns, client, _CLIENTS, "owner_column")
     labels = _find_column(path, columns, label, _LABELS, "label_column")
     for name, values in columns.items():
-        if isinstance(values, tuple) and name != clients:  # a CSV holds only text
-            values = _parse_labels(values) if name == labels else _parse_features(values)
+        if isinstance(values, tuple):  # a CSV holds only text
+            values = _parse_names(values, name == labels) if name in (labels, clients) else _parse_features(values)
         columns[name] = as_array(values, f"{path}, column {name!r}:")
     x = _samples(path, columns, labels, clients)
     y, names = _number_column(path, columns, labels, "label")
@@ -117,7 +117,7 @@ def _find_column(path: Path, columns: Columns, chosen: str, names: Sequence[str]
 def _samples(path: Path, columns: Columns, labels: str, clients: str) -> NDArray[Any]:
     """The column of samples, or all feature columns as one array. Further arrays of an `.npz` are not used."""
     arrays = [column for name in _SAMPLES for column in columns if column.lower() == name and columns[column].ndim > 1]
-    others = [name for name in columns if name not in (labels, clients)]
+    others = [name for name in columns if name != labels and not (clients and name == clients)]
     index = [name for name in others if _INDEX.fullmatch(name) or (not name and name == next(iter(columns)))]
     features = arrays[:1] or [name for name in others if name not in index]
     rows = {name: len(np.atleast_1d(columns[name])) for name in (labels, *features, clients) if name}
@@ -241,15 +241,16 @@ def _parse_features(column: Sequence[str]) -> Any:
     return column if np.isnan(numbers).any() else numbers
 
 
-def _parse_labels(column: Sequence[str]) -> Any:
-    """The floats that a column of text spells, if all are spelled alike, as 2.0, or some are no whole numbers, which
-    are no labels. Else the column itself: 01 is not 1."""
+def _parse_names(column: Sequence[str], are_labels: bool) -> Any:
+    """The numbers of a column of labels or clients in which every value is spelled as 2.0 is; else the column itself,
+    since 01 is not 1. Labels that are numbers but not whole become floats, which are refused as labels."""
     try:
         numbers = [float(value) for value in column]
     except ValueError:
         return column
-    whole = all(number.is_integer() for number in numbers)
-    return column if whole and [str(number) for number in numbers] != list(column) else numbers
+    if all(number.is_integer() for number in numbers):
+        return numbers if [str(number) for number in numbers] == list(column) else column
+    return numbers if are_labels else column
 
 
 def _check_names(path: Path, names: list[str]) -> None:

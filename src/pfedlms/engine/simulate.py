@@ -19,6 +19,7 @@ from pfedlms.cohort import Cohort, Tensors, joined
 from pfedlms.engine.aggregation import Aggregation
 from pfedlms.engine.catch_up import fingerprints_of
 from pfedlms.engine.client import Client, to_arrays
+from pfedlms.engine.guard import name_method_in_errors
 from pfedlms.engine.participation import PERSISTENT_FIELDS, AbsentClients
 from pfedlms.engine.reports import Stopwatch
 from pfedlms.engine.transport import CatchUpOrders, Code, Event, Flag, Inbox, Record, Request, Split, server_frame
@@ -277,7 +278,7 @@ class InProcess:
             for start in range(0, len(cohort.ids), aggregation.capacity):
                 part = slice(start, start + aggregation.capacity)
                 ids, samples = cohort.ids[part], cohort.samples[part]
-                with self._watch.stage("messages up"):
+                with self._watch.stage("messages up"), name_method_in_errors(self.client.method, "client_send"):
                     payload = self._deliver(order.number, ids, samples, _select_rows(rows, part), aggregation, inbox)
                     inbox.count_up(request, payload, len(ids))
                 with self._watch.stage("server"):

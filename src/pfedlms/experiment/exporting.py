@@ -88,8 +88,8 @@ class RunModels:
         self, summary: Mapping[str, Any], problem: Problem, data: Any, local_steps: int | None = None
     ) -> nn.Module:
         """See `Run.personalise`."""
-        if local_steps is not None and local_steps < 1:
-            raise UsageError(f"local_steps: got {local_steps}, expected at least 1; leave it out for E, as in a round")
+        if local_steps is not None and (not isinstance(local_steps, int) or local_steps < 1):
+            raise UsageError(f"local_steps: got {local_steps!r}, expected at least 1; leave it out for E steps")
         model, run_data = self.federation.model, self.federation.data
         pool = _read_data(data, summary, self.config.data.stride, run_data, problem)
         own_data = _device_data(pool, run_data, summary)

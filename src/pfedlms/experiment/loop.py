@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import platform
 import signal
 import threading
 import time
@@ -48,6 +49,7 @@ class ActiveRun(RunInfo):
         super().__init__(label, config, directory.path if directory else None)
         self._problem = problem
         self.federation: Any = federation
+        self._digests = problem.digests() if directory else {}
         self.best_state: dict[str, Any] | None = None
         """The federation after the best round, where it is kept and there is no directory to keep it in."""
         self._stored = directory
@@ -177,11 +179,10 @@ class ActiveRun(RunInfo):
         if self._stored is None:
             return facts_of(self.federation)
         data_fingerprint = fingerprint(self.config, self.federation.data)
-        digests = self._problem.digests(self.federation.model.module)
         return {
             **facts_of(self.federation),
             **({"data_fingerprint": data_fingerprint} if data_fingerprint else {}),
-            **({"problem_digests": digests} if digests else {}),
+            **({"problem_digests": self._digests} if self._digests else {}),
         }
 
     def finish(self, status: str) -> dict[str, Any]:
@@ -389,7 +390,7 @@ def load_into(
         raise RunDirectoryError(
             f"{stored.path}: the data given are not those this run began with; give the same arrays or files"
         )
-    if other := other_parts(checkpoint["facts"], problem.digests(federation.model.module)):
+    if other := other_parts(checkpoint["facts"], problem.digests()):
         raise RunDirectoryError(f"{stored.path}: {other}; give the same as before")
     try:
         federation.load(checkpoint["federation"])
@@ -401,8 +402,10 @@ def load_into(
 
 def other_parts(facts: Mapping[str, Any], digests: Mapping[str, str]) -> str:
     """A sentence if a run, of which a summary or checkpoint has `facts`, had another model, loss or metric than those
-    with these digests; else "". Runs of older versions have no digests."""
-    stored = facts.get("problem_digests", {})
+    with these digests; else "". Older versions wrote no digests, and other versions of Python have other ones."""
+    minor = platform.python_version_tuple()[:2]
+    has_same_python = facts.get("environment", {}).get("python", "").startswith(".".join(minor) + ".")
+    stored = facts.get("problem_digests", {}) if has_same_python else {}
     names = [name for name in stored.keys() & digests.keys() if stored[name] != digests[name]]
     return f"was trained with another {' and another '.join(sorted(names))} than given now" if names else ""
 

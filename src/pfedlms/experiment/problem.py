@@ -4,12 +4,9 @@ fit each other."""
 from __future__ import annotations
 
 import copy
-import hashlib
-import inspect
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +17,7 @@ from pfedlms import rng
 from pfedlms.data import FederatedData, Pool, read
 from pfedlms.engine.criterion import Criterion
 from pfedlms.errors import ConfigError, PfedlmsError, UsageError, reason, resume_command
+from pfedlms.experiment.digests import digest
 from pfedlms.experiment.plugins import IMPORTED_MODULES
 from pfedlms.models import CohortModel, build
 from pfedlms.models.intake import check_batch_of_one, check_trains, copy_module, outputs_of
@@ -115,13 +113,16 @@ class Problem:
                 place = ".".join(_SETTING_OF[name])
                 raise UsageError(f"{place}: 'custom' stands for {what} given in Python; use pfedlms.run(…, {name}=…)")
 
-    def digests(self, module: nn.Module) -> dict[str, str]:
-        """Short digests of the model, which `module` is built from, the loss and the metric that were given in Python.
-        Data have a fingerprint."""
-        metric = self.metric[1] if isinstance(self.metric, tuple) else self.metric
-        parts = {"model": None if isinstance(self.model, str | None) else module, "loss": self.loss, "metric": metric}
-        texts = {name: describe_object(part) for name, part in parts.items() if part is not None}
-        return {name: hashlib.sha256(text.encode()).hexdigest()[:12] for name, text in texts.items()}
+    def digests(self) -> dict[str, str]:
+        """Short digests of the model, the loss and the metric that were given in Python. Data have a fingerprint. The
+        weights of a module count; those that a function makes depend on the seed."""
+        functions = {"loss": self.loss, "metric": self.metric}
+        digests = {name: digest(function) for name, function in functions.items() if function is not None}
+        if isinstance(self.model, nn.Module):
+            digests["model"] = digest(self.model)
+        elif callable(self.model):
+            digests["model"] = digest(_build_module(self.model, 0), weights=False)
+        return digests
 
     def module(self, config: Config, data: FederatedData) -> nn.Module:
         """The model every client trains, as given or by name, with its initial weights."""
@@ -147,41 +148,6 @@ class Problem:
             for name, function in (("loss", self.loss), ("metric", self.metric))
         }
         return Criterion(functions["loss"], functions["metric"], classifies, data.positions)
-
-
-def describe_object(part: Any) -> str:
-    """A text that tells one model, loss or metric from another and is the same in another process: of a module its
-    `repr`; of a function its name, its source where there is one, and the numbers and texts that it was made with."""
-    if isinstance(part, partial):
-        return f"{describe_object(part.func)} {_without_addresses((part.args, part.keywords))}"
-    part = inspect.unwrap(part)
-    name = getattr(part, "__qualname__", type(part).__qualname__).rpartition("<locals>.")[2]
-    if not hasattr(part, "__code__"):
-        return _without_addresses(part) if isinstance(part, nn.Module) else name
-    cells = [cell.cell_contents for cell in part.__closure__ or ()]
-    made_with = [value for value in (*(part.__defaults__ or ()), *cells) if isinstance(value, int | float | str)]
-    return f"{name} {_body_of(part)} {made_with}"
-
-
-def _without_addresses(part: Any) -> str:
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(part))
-
-
-def _body_of(function: Any) -> str:
-    """The source of a function's body, "" where it is not known. Of a lambda, `inspect.getsource` would give the whole
-    lines, with the call that it was written in."""
-    spans = [span for span in function.__code__.co_positions() if None not in span and span[::2] != span[1::2]]
-    try:
-        lines, _ = inspect.findsource(function)
-    except (OSError, TypeError):
-        return ""
-    if not spans:
-        return ""
-    (first, start), (last, end) = min(span[::2] for span in spans), max(span[1::2] for span in spans)
-    body = [line.encode() for line in lines[first - 1 : last]]  # columns count bytes
-    body[-1] = body[-1][:end]
-    body[0] = body[0][start:]
-    return " ".join(b"".join(body).decode(errors="replace").split())
 
 
 def given_in_python(tables: Mapping[str, Any]) -> list[str]:

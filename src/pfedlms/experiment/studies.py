@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -189,17 +190,18 @@ class Study:
             return replace(self, planned=runs)._train(callbacks, workers, deadline)
         return self._create_folder(out, model)._train(callbacks, workers, deadline)
 
-    def _check_same_problem(self, model: CohortModel, dataset: str = "") -> None:
-        """Refuse a folder with runs on other data, or of another model, loss or metric given in Python, than the runs
-        to be trained, whose model and `data.dataset` these are: one table would show both. Without a data set each run
-        is compared with the one that it names itself."""
+    def _check_same_problem(self, model: CohortModel, trained: Config, dataset: str = "") -> None:
+        """Refuse a folder that has runs on other data, or of another model, loss or metric given in Python, than those
+        given now: one table would show both. `model` is that of the configuration `trained`; runs on other data sets
+        may have another, since lazy layers fit the data. `dataset` is the data set of all runs, if they have one."""
         problem, runs = self.planned[0].problem, [*self.planned, *self.others]
-        digests = problem.digests(model.module)
+        digests = problem.digests()
         fingerprints: dict[Any, str | None] = {}
         for run in (run for run in runs if run.has_started):
             summary, config = run.summary, run.config.quiet()
             other = other_parts(summary, digests)
-            if config.model.name == CUSTOM and summary["parameters"] not in (0, model.layout.dim):
+            is_same_data = config.data.dataset in (trained.data.dataset, dataset)
+            if is_same_data and config.model.name == CUSTOM and summary["parameters"] not in (0, model.layout.dim):
                 other = other or "was trained with another model than given now"
             if "data_fingerprint" in summary and not other:
                 config = replace(config, data=replace(config.data, dataset=dataset or config.data.dataset))
@@ -218,7 +220,8 @@ class Study:
         for run in remaining:
             run.problem.check_can_resume(run.config, self.directory)
         if remaining:
-            self._check_same_problem(prepare(remaining[0].config.quiet(), remaining[0].problem).model)
+            first = remaining[0].config.quiet()
+            self._check_same_problem(prepare(first, remaining[0].problem).model, first)
         return self._train(callbacks, workers)
 
     def _train(self, callbacks: Sequence[Any] = (), workers: int = 1, deadline: float = float("inf")) -> Study:
@@ -287,6 +290,13 @@ class Study:
                     f"{out}: holds runs already, {name} with other settings; resume them with "
                     f"`{resume_instruction(out, stored[name].tables())}`, or name another out=DIR"
                 )
+        for name, run in product(stored.keys() - folders.keys(), self.planned):
+            as_that = run.config.with_run(seed=stored[name].run.seed)
+            if earlier["names"].get(name) == run.label and not same_run(as_that, stored[name]):
+                raise RunDirectoryError(
+                    f"{out}: {name} is in the row {run.label!r}, but with other settings than this call has; name "
+                    "another out=DIR, or for both in one table, name both in one call of pfedlms.study"
+                )
         configs = [run.config for run in self.planned]
         for key, there, here in _differing_problem_settings(list(stored.values()), configs):
             if key not in self.axes:
@@ -306,7 +316,7 @@ class Study:
         study = replace(stored_study, runs=[], planned=[runs[name] for name in folders], others=others)
         datasets = [{config.data.dataset for config in side} for side in (configs, stored.values())]
         is_varied = "data.dataset" in self.axes or any(len(names) > 1 for names in datasets)
-        study._check_same_problem(model, "" if is_varied else configs[0].data.dataset)
+        study._check_same_problem(model, configs[0], "" if is_varied else configs[0].data.dataset)
         try:
             out.mkdir(parents=True, exist_ok=True)
             write_text(out / MANIFEST, json.dumps(manifest, indent=2) + "\n")

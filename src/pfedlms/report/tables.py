@@ -111,11 +111,14 @@ class Table:
     def select(self, names: Sequence[str]) -> Table:
         """The table with the first column and those of these names, as CSV or people call them; all where none is
         named."""
+        if not names:
+            return self
         by_name = {name: column for column in self.columns if column.head for name in (column.head, column.key)}
         unknown = [name for name in names if name not in by_name]
         if unknown:
             raise UsageError(f"columns: got {', '.join(map(repr, unknown))}, expected some of {', '.join(by_name)}")
-        return replace(self, columns=[self.columns[0], *(by_name[name] for name in names)]) if names else self
+        first = self.columns[0]
+        return replace(self, columns=[first, *(by_name[name] for name in names if by_name[name] != first)])
 
     def cell_text(self, record: Mapping[str, Any], column: Column) -> str:
         value = record.get(column.key)

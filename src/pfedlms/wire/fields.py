@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfedlms.backend import run_kernel
-from pfedlms.checks import check_integer
+from pfedlms.checks import IS_MASKED, check_integer
 from pfedlms.errors import DecodeError, OversizedError, TruncatedError
 from pfedlms.wire.kernels import check_finite
 
@@ -70,6 +70,8 @@ class Field(ABC):
     def check_value(self, values: Values, *senders: int) -> Array:
         """This field's value, or those of `senders` senders, as a contiguous array of the right type; raise ValueError
         if the shape is wrong, or if whole numbers or truth values of another type would become others."""
+        if isinstance(values[self.name], np.ma.MaskedArray):
+            raise ValueError(f"field {self.name!r}: {IS_MASKED}")
         given = np.asarray(values[self.name])
         value = np.ascontiguousarray(given if given.dtype == self.dtype else self._convert(given))
         expected = (*senders, *self.shape)
