@@ -579,3 +579,11 @@ def test_a_row_has_one_setting_of_training(tmp_path: Path) -> None:
         pfedlms.compare((X, Y), linear, seeds=[2], learning_rate=0.3, **common)
     assert len(pfedlms.compare((X, Y), linear, seeds=[2], **common).runs) == 1
     assert [run.summary["seed"] for run in pfedlms.load(tmp_path).runs] == [1, 2]  # type: ignore[union-attr]
+
+
+def test_data_and_method_are_given_once() -> None:
+    for call in (pfedlms.run, pfedlms.compare):
+        with pytest.raises(ConfigError, match="dataset: got 'mnist' beside data; give one of them"):
+            call("digits", dataset="mnist", **SMALL)
+    with pytest.raises(UsageError, match="method: got 'fedavg' beside methods of the grid"):
+        pfedlms.compare((X, Y), linear, methods=["local"], method="fedavg", **SMALL)

@@ -275,7 +275,7 @@ class _Battery:
         except Exception as error:
             raise CheckFailed(f"{what} differ: the latter {_failure(error)}. {_WHY}") from error
         _expect_same(one, apart, what)
-        return "the server and each client have an object of the method, and only messages pass between them"
+        return "the server and each client have an object of the method, and nothing passes between them by way of it"
 
     def models(self) -> str:
         """Others than the small dense one: clients are trained in parts, or one after another."""

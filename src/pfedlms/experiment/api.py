@@ -56,7 +56,7 @@ def run(
     """
     method = method_in(config) if method is None else method
     problem = Problem.of(data, model, loss, metric)
-    problem.check_clients(settings)
+    problem.check_settings(settings)
     arguments = {"method": {"name": method}, "run": {"out": str(out)} if out else {}}
     full_config = load_config(config, merge(from_keywords([method], settings), problem.tables(), arguments))
     with callbacks_with_progress(progress, callbacks) as all_callbacks:
@@ -103,8 +103,10 @@ def study(
     """
     if (grid is None) == (cells is None):
         raise UsageError(f"study: got {'neither' if grid is None else 'both'} grid and cells, expected one of them")
+    if method is not None and "method" in (grid or {}):
+        raise UsageError(f"method: got {method!r} beside methods of the grid; give it there")
     problem = Problem.of(data, model, loss, metric)
-    problem.check_clients(settings)
+    problem.check_settings(settings)
     method = method or method_in(config)
     methods, axes = ([method], {}) if grid is None else split_grid(grid, method)
     names = [tables["method"]["name"] for tables in variants(methods)[0].values()]

@@ -86,8 +86,10 @@ class Problem:
             tables["data"]["clients"] = len(self.own_pool.client_indices)
         return tables
 
-    def check_clients(self, settings: Mapping[str, Any]) -> None:
-        """Refuse another number of clients than the data have."""
+    def check_settings(self, settings: Mapping[str, Any]) -> None:
+        """Refuse a second data set, and another number of clients than the data have."""
+        if self.data is not None and "dataset" in settings:
+            raise ConfigError([f"dataset: got {settings['dataset']!r} beside data; give one of them"])
         clients = self.tables()["data"].get("clients")
         if clients is not None and settings.get("clients", clients) != clients:
             raise ConfigError([f"clients: got {settings['clients']}, but data has {clients} clients; leave it out"])
