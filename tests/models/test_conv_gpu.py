@@ -18,7 +18,7 @@ from pfedlms.models.conv_gpu import (
     StackedConvolution,
     StackedGroupNorm,
     blocks_in,
-    fit,
+    images_fit,
     norms_with_relu,
 )
 from pfedlms.models.one_by_one import OneByOne
@@ -151,7 +151,7 @@ def test_blocks_are_every_clients_own_layers(pools: tuple[bool, bool]) -> None:
     """Outputs, all gradients and running statistics, within the rounding of TF32."""
     setup = Setup(8, pools, (3, 6, 17), 2, 9)
     blocks = blocks_in(setup.layers)[0]
-    assert fit(blocks, 8, 8)
+    assert images_fit(blocks, 8, 8)
     x, tensors = setup.x.clone().requires_grad_(), [each.clone() for each in setup.tensors]
     learnt = [value for number, value in enumerate(tensors) if number % 5 < 3]
     places = [in_rows(*value.shape, seed=None) for value in learnt]
@@ -197,8 +197,8 @@ def test_blocks_are_found_where_nothing_else_happens() -> None:
     assert {start: [each.pool for each in blocks] for start, blocks in found.items()} == {
         0: [True, False], 8: [False], 20: [False]
     }  # fmt: skip
-    assert fit(found[0], 6, 4)
-    assert not fit(found[0], 5, 4)
+    assert images_fit(found[0], 6, 4)
+    assert not images_fit(found[0], 5, 4)
 
 
 def network() -> nn.Module:
