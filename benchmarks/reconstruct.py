@@ -153,7 +153,7 @@ def mean_votes(observer: Observer, round: int) -> None:
     """sketchmean: the same with S, which all clients share, for s_k; S came with the answer of the round before."""
     exchange = observer.method.exchanges[0]
     if round == 0:
-        observer.scale = torch.from_numpy(exchange.start).float()
+        observer.scale = torch.from_numpy(exchange._start).float()
     signed_sketch(observer, round, observer.scale.expand(observer.clients, -1))
     observer.scale = observer.answers[0]["scale"]
 
@@ -202,7 +202,7 @@ def signed_updates(observer: Observer, round: int) -> None:
 
 def sparse_directions(observer: Observer, round: int) -> None:
     exchange = observer.method.exchanges[0]
-    sketch = exchange.sketches.of(0, torch.device("cpu"))
+    sketch = exchange._sketches.of(0, torch.device("cpu"))
     said, norms = observer.stacked(0, "signs"), observer.stacked(0, "norm")
     rows = [decode_mean_of_signs(sketch, row[None], exchange._sparsity, exchange._settings.iterations) for row in said]
     observer.rebuilt = observer.shared - norms * torch.cat(rows)
