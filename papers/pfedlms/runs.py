@@ -150,6 +150,6 @@ def config_of(row: Mapping[str, Any]) -> pfedlms.Config | None:
         return None
     defaults = pfedlms.Config(method=method, settings=METHODS[method].Settings())
     try:
-        return pfedlms.load_config(None, merged(defaults.tables(), row["config"]))
+        return pfedlms.load_config(None, merged(defaults.tables(), row["config"]), stored=True)
     except ConfigError:
         return None

@@ -16,7 +16,7 @@ import pytest
 from papers.pfedlms import distributions
 from papers.pfedlms.experiments import EXPERIMENTS, Row, cell, cost, equal_rate, paper, settings_of, taken
 from papers.pfedlms.reproduce import reproduce
-from papers.pfedlms.runs import Outcome, Wanted, gather, read_rows
+from papers.pfedlms.runs import Outcome, Wanted, config_of, gather, read_rows
 from papers.pfedlms.sheets import against_paper, bytes_to_most_of_the_gain, frugal_fedavg
 
 import pfedlms
@@ -189,6 +189,14 @@ def test_rows_with_other_settings_are_not_used(section: str, key: str, value: fl
     counting = Counting()
     local(tmp_path, counting, rows=[row])
     assert [name for name, _ in counting.began] == ["local-seed0"]
+
+
+def test_committed_rows_are_still_read() -> None:
+    """A setting that is removed must not take the tables of the docs with it."""
+    rows = read_rows([Path(__file__).parents[2] / "benchmarks" / "results"])
+    named = [row for row in rows if not row.get("model") and row["config"]["method"]["name"] in pfedlms.methods.METHODS]
+    assert len(named) > 2000
+    assert not [row["cell"] for row in named if config_of(row) is None]
 
 
 # --- sheets -----------------------------------------------------------------------------------------------------------
