@@ -262,7 +262,7 @@ def gains(dataset: str) -> list[Cell]:
     ]  # fmt: skip
 
 
-# As it is where nothing was chosen for a data set: what is said of limits and variants is then said of one method.
+# As it is where nothing was chosen for a data set: limits and variants are then those of one method.
 SKETCHVOTE = {"method.name": "sketchvote", "method.ratio": 0.1, "method.gain": 1.0, "method.allocation": 1.0}
 FEDAVG = {"method.name": "fedavg"}
 MANY = {"data.clients": 100}
@@ -327,7 +327,7 @@ def plain(dataset: str) -> list[Cell]:
 
 
 def variants(dataset: str) -> list[Cell]:
-    """Votes weighted by scales, and residuals of clients that were away."""
+    """Votes weighted by scales, and residuals of clients that were absent."""
     cells = []
     weighted = {**SKETCHVOTE, "method.name": "sketchvote-weighted"}
     forgetful = {**FEW, **SKETCHVOTE, "method.name": "sketchvote-forgetful"}

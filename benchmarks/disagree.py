@@ -9,7 +9,7 @@ the mean of w over these rounds, without what it moves to and fro.
 *Disagreement*: a_k = c + a, c + a, c − 4a, so that at c the updates are g, g, −4g: the mean's minimum is c − ⅔a, the
 majority's c + a. *One of nine lies*: a_k = c + noise; the liar says the opposite of what it has learnt, with its own
 scale, with 100 times that, or with 3e38 (FedAvg: w minus 1 or 100 times its update, or a model of 3e38). *Steps*: as
-before, nobody lies; what was not said of a direction adds up for 1 / ratio rounds on average, so κ / ratio is what κ is
+before, nobody lies; what was not sent of a direction adds up for 1 / ratio rounds on average, so κ / ratio is what κ is
 to FedAvg.
 """
 
@@ -113,14 +113,14 @@ def lie(method: Method, how: str) -> None:
     if method.name == "fedavg":
         factor = 100 if how == "100 times" else 1
         enormous = how == f"{lies.ENORMOUS:g}"
-        told = lies.told("model", lies.ENORMOUS) if enormous else lies.turned(exchange, method.task.initial, factor)
-        lies.lies_with(exchange, liar, told)
+        lie = lies.constant("model", lies.ENORMOUS) if enormous else lies.turned(exchange, method.task.initial, factor)
+        lies.lies_with(exchange, liar, lie)
         return
     lies.flipped(method, liar)
     if how == "100 times":
         lies.lies_with(exchange, liar, lies.times("scale", 100))
     elif how != "opposite":
-        lies.lies_with(exchange, liar, lies.told("scale", lies.ENORMOUS))
+        lies.lies_with(exchange, liar, lies.constant("scale", lies.ENORMOUS))
 
 
 def one_of_nine() -> list[dict[str, Any]]:

@@ -81,8 +81,8 @@ def at_both_ends(count: int) -> dict[str, Any]:
         request, reply, node = way.requests[0], way.replies[0], way.nodes[0]
         before, state = memory(), node.state
         for _ in range(count):
-            said = decode(SealedNode(node, KEY.public_key()).handle(mutated(request, draw)))
-            found["requests refused" if said.records[0].code == Code.REFUSED else "requests accepted"] += 1
+            reply = decode(SealedNode(node, KEY.public_key()).handle(mutated(request, draw)))
+            found["requests refused" if reply.records[0].code == Code.REFUSED else "requests accepted"] += 1
         assert node.state is state
         middle, asked, terms = memory(), decode(request[112:]), RunSetup(config).terms
         for number in range(count):

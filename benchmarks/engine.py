@@ -229,8 +229,8 @@ def main() -> None:
     if device.type == "cuda":
         print(f"peak GPU memory {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB")
     if options.json:
-        told = {name: value for name, value in vars(options).items() if name != "json"}
-        keep({"options": told, "where": where, "seconds": rows}, options.json)
+        chosen = {name: value for name, value in vars(options).items() if name != "json"}
+        keep({"options": chosen, "where": where, "seconds": rows}, options.json)
 
 
 if __name__ == "__main__":

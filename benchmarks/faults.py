@@ -152,7 +152,7 @@ FAULTS = (
     Fault("engine-draw", "engine", "The number of participants is rounded down instead of to the nearest.",
           "engine/participation.py", "max(1, round(self.share * self.clients))",
           "max(1, int(self.share * self.clients))", "engine/test_participation.py -k how_many"),
-    Fault("engine-catch-up", "engine", "A client that was away is not sent the first answer that it missed.",
+    Fault("engine-catch-up", "engine", "A client that was absent is not sent the first answer that it missed.",
           "engine/catch_up.py", "rounds = range(since, until)", "rounds = range(since + 1, until)",
           "engine/test_catch_up.py -k comes_back"),
     Fault("engine-quorum", "engine", "A round stops where exactly the quorum of messages is valid.",

@@ -112,7 +112,7 @@ def measure(options: argparse.Namespace, clients: int, participants: int) -> dic
         file = run / "clients.bin"
         disk = os.stat(file).st_blocks * 512 if file.exists() else 0
         checkpoint = (run / "checkpoint.pt").stat().st_size
-    here, away = kept_bytes(made.method, model, optimizer_size(model.layout.dim, train.optimizer, train.momentum))
+    present, absent = kept_bytes(made.method, model, optimizer_size(model.layout.dim, train.optimizer, train.momentum))
     drawn = len({k for phase in range(made.rounds_played + 1) for k in made.participation.of(phase)})
     return {
         "clients": clients,
@@ -124,7 +124,7 @@ def measure(options: argparse.Namespace, clients: int, participants: int) -> dic
         "cpu_seconds": spent,
         "device_bytes": torch.cuda.max_memory_allocated() if device.type == "cuda" else 0,
         "host_bytes": host,
-        "kept_bytes": made.participation.count * here + (drawn - made.participation.count) * away,
+        "kept_bytes": made.participation.count * present + (drawn - made.participation.count) * absent,
         "disk_bytes": disk,
         "checkpoint_bytes": checkpoint,
         "save_seconds": saving,

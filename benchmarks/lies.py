@@ -18,7 +18,7 @@ Lie = Callable[[Tensors], Tensors]
 
 
 def lies_with(exchange: Exchange[Any], liars: tuple[int, ...], lie: Lie) -> None:
-    """From now on these clients say in this exchange what `lie` makes of it."""
+    """From now on these clients send in this exchange what `lie` makes of their values."""
     honest = exchange.client_send
 
     def client_send(cohort: Cohort, round: int, work: Any) -> tuple[Cohort, Tensors]:
@@ -26,28 +26,28 @@ def lies_with(exchange: Exchange[Any], liars: tuple[int, ...], lie: Lie) -> None
         rows = [row for row, client in enumerate(cohort.ids) if client in liars]
         if not rows:
             return after, values
-        said = {name: value.clone() for name, value in values.items()}
+        values = {name: value.clone() for name, value in values.items()}
         for name, value in lie({name: value[rows] for name, value in values.items()}).items():
-            said[name][rows] = value.to(said[name].dtype)
-        return after, said
+            values[name][rows] = value.to(values[name].dtype)
+        return after, values
 
     exchange.client_send = client_send  # type: ignore[method-assign]
 
 
-def told(field: str, number: float) -> Lie:
+def constant(field: str, number: float) -> Lie:
     """The same number everywhere in a field."""
-    return lambda said: {field: torch.full_like(said[field], number)}
+    return lambda values: {field: torch.full_like(values[field], number)}
 
 
 def times(field: str, factor: float) -> Lie:
-    return lambda said: {field: said[field] * factor}
+    return lambda values: {field: values[field] * factor}
 
 
 def other_signs(count: int) -> Lie:
     """Every sign of `count` flipped; they are bits, and those behind the last stay zero."""
 
-    def flipped(said: Tensors) -> Tensors:
-        signs = ~said["signs"]
+    def flipped(values: Tensors) -> Tensors:
+        signs = ~values["signs"]
         if count % 8:
             signs[:, -1] &= (1 << count % 8) - 1
         return {"signs": signs}
@@ -56,7 +56,7 @@ def other_signs(count: int) -> Lie:
 
 
 def turned(exchange: Exchange[Any], start: Tensor, factor: float = 1) -> Lie:
-    """w − factor (θ − w) instead of θ, by who hears w in `exchange` and begins with w⁰ = `start`."""
+    """w − factor (θ − w) instead of θ, by a client that receives w in `exchange` and begins with w⁰ = `start`."""
     heard, honest = {"model": start}, exchange.client_receive
 
     def client_receive(cohort: Cohort, values: Tensors, round: int) -> Cohort:
@@ -65,9 +65,9 @@ def turned(exchange: Exchange[Any], start: Tensor, factor: float = 1) -> Lie:
 
     exchange.client_receive = client_receive  # type: ignore[method-assign]
 
-    def opposite(said: Tensors) -> Tensors:
-        w = heard["model"].to(said["model"].device)
-        return {"model": w - factor * (said["model"] - w)}
+    def opposite(values: Tensors) -> Tensors:
+        w = heard["model"].to(values["model"].device)
+        return {"model": w - factor * (values["model"] - w)}
 
     return opposite
 
@@ -75,8 +75,8 @@ def turned(exchange: Exchange[Any], start: Tensor, factor: float = 1) -> Lie:
 def enormous(method: Method, liars: tuple[int, ...], field: str) -> None:
     """These clients say the largest numbers they can in `field`; with a variance, a mean of zero."""
     (exchange,) = (each for each in method.exchanges if field in [part.name for part in each.up.fields])
-    mean = told("mean", 0) if field == "variance" else lambda said: {}
-    lies_with(exchange, liars, lambda said: {**told(field, ENORMOUS)(said), **mean(said)})
+    mean = constant("mean", 0) if field == "variance" else lambda values: {}
+    lies_with(exchange, liars, lambda values: {**constant(field, ENORMOUS)(values), **mean(values)})
 
 
 def flipped(method: Method, liars: tuple[int, ...]) -> None:
@@ -85,9 +85,9 @@ def flipped(method: Method, liars: tuple[int, ...]) -> None:
     if method.name == "fedavg":
         lie = turned(exchange, method.task.initial)
     elif method.name == "pfedlms":
-        lie = lambda said: {"symbols": method.settings.thresholds - said["symbols"]}  # noqa: E731
+        lie = lambda values: {"symbols": method.settings.thresholds - values["symbols"]}  # noqa: E731
     elif method.name == "stc":
-        lie = lambda said: {"signs": -said["signs"]}  # noqa: E731
+        lie = lambda values: {"signs": -values["signs"]}  # noqa: E731
     else:
         assert method.sketched is not None
         lie = other_signs(sum(method.sketched[1]))

@@ -140,8 +140,8 @@ def intervals(observer: Observer, round: int) -> None:
 
 def signs_of_models(observer: Observer, round: int) -> None:
     """pFed1BS: entries with the wrong sign get the right one. The size of θ is not sent: Φ is fixed and so is θ̂'s."""
-    said = observer.stacked(0, "signs")
-    project(observer, observer.method.exchanges[0]._sketches, round, lambda now: said * now.abs())
+    signs = observer.stacked(0, "signs")
+    project(observer, observer.method.exchanges[0]._sketches, round, lambda now: signs * now.abs())
 
 
 def voted_updates(observer: Observer, round: int) -> None:
@@ -203,8 +203,8 @@ def signed_updates(observer: Observer, round: int) -> None:
 def sparse_directions(observer: Observer, round: int) -> None:
     exchange = observer.method.exchanges[0]
     sketch = exchange._sketches.of(0, torch.device("cpu"))
-    said, norms = observer.stacked(0, "signs"), observer.stacked(0, "norm")
-    rows = [decode_mean_of_signs(sketch, row[None], exchange._sparsity, exchange._settings.iterations) for row in said]
+    signs, norms = observer.stacked(0, "signs"), observer.stacked(0, "norm")
+    rows = [decode_mean_of_signs(sketch, row[None], exchange._sparsity, exchange._settings.iterations) for row in signs]
     observer.rebuilt = observer.shared - norms * torch.cat(rows)
 
 

@@ -142,8 +142,8 @@ class Measured:
             if self.in_time and cell in self.rows[name]:
                 spent = {stage: own / rounds for stage, own in version.run(cell, rounds, stages=True)["stages"].items()}
                 self.rows[name][cell]["stages"] = spent
-                told = ", ".join(f"{stage} {1e3 * own:.2f}" for stage, own in spent.items())
-                print(f"{cell:20s} {name:8s} ms a round: {told}", flush=True)
+                times = ", ".join(f"{stage} {1e3 * own:.2f}" for stage, own in spent.items())
+                print(f"{cell:20s} {name:8s} ms a round: {times}", flush=True)
 
     def functions(self, cell: str) -> None:
         if self.in_time and cell in self.rows["this"]:
@@ -199,8 +199,8 @@ def main() -> None:
         print(f"{cell:20s} {statistics.median(row['seconds']):8.3f} s, median of {len(row['seconds'])}{ratio}")
     if options.json:
         left_out = ("json", "data_dir", "against", "work")
-        told = {name: str(value) for name, value in vars(options).items() if name not in left_out}
-        keep({"options": told, "where": versions["this"].where, "rows": measured.rows}, options.json)
+        chosen = {name: str(value) for name, value in vars(options).items() if name not in left_out}
+        keep({"options": chosen, "where": versions["this"].where, "rows": measured.rows}, options.json)
 
 
 if __name__ == "__main__":

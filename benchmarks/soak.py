@@ -159,7 +159,9 @@ def soak(fleet: Flotilla, minutes: float) -> Seen:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--folder", type=Path, help="keep what the run leaves here; one that is there is told again")
+    parser.add_argument(
+        "--folder", type=Path, help="keep the files of the run here; if they are there, show their results again"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers here")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -170,11 +172,11 @@ def main() -> None:
                 (fleet.app / "pfedlms.toml").write_text(CONFIG)
                 fleet.environment |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
                 samples.write_bytes(pickle.dumps(soak(fleet, options.minutes)))
-        told = figures(folder, pickle.loads(samples.read_bytes()), MORE_ROUNDS)
-    show(told)
+        results = figures(folder, pickle.loads(samples.read_bytes()), MORE_ROUNDS)
+    show(results)
     if options.json:
-        keep(told, options.json)
-    if told["checks"]["wrong"]:
+        keep(results, options.json)
+    if results["checks"]["wrong"]:
         raise SystemExit("something was lost: see above")
 
 

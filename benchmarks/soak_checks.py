@@ -37,7 +37,7 @@ class Again:
         replies = {}
         for client, request in requests.items():
             asked = decode(request)
-            if asked.kind == Kind.LOOK:  # after the end, at models of who was away; it changes nothing
+            if asked.kind == Kind.LOOK:  # after the end, at models of absent clients; it changes nothing
                 continue
             trip, self.trips = asked.trip, asked.trip + 1
             reply = self.nodes[client].handle(request) if client in self._seen.carried_out[trip] else b""
@@ -48,7 +48,7 @@ class Again:
         return replies
 
     def _why(self, trip: int, client: int) -> str:
-        """A client was left out; the line of a round has what was said in the trip that ended it, or else before."""
+        """Why a client was left out: the line of a round has the reports of the trip that ended it, or earlier ones."""
         return str(self._metrics[max(0, trip - 1)]["left_out"].get(str(client), ""))
 
 
@@ -198,21 +198,21 @@ def slope(points: list[tuple[float, float]]) -> float:
     return float(3600 * np.polyfit(at, values, 1)[0])
 
 
-def show(told: dict[str, Any]) -> None:
-    print(f"\n{told['rounds']} rounds, {told['trips']} trips; while measured {told['rounds_measured']} rounds")
-    print("seconds a trip   ", {name: value and round(value, 1) for name, value in told["seconds_per_trip"].items()})
-    print("payload a round  ", {name: round(value, 1) for name, value in told["bytes_per_round"].items()})
-    print("envelopes a round", {name: round(value, 1) for name, value in told["envelope_bytes_per_round"].items()})
-    print("done to nodes    ", told["done"])
-    for client, reasons in told["left_out_rounds"].items():
+def show(results: dict[str, Any]) -> None:
+    print(f"\n{results['rounds']} rounds, {results['trips']} trips; while measured {results['rounds_measured']} rounds")
+    print("seconds a trip   ", {name: value and round(value, 1) for name, value in results["seconds_per_trip"].items()})
+    print("payload a round  ", {name: round(value, 1) for name, value in results["bytes_per_round"].items()})
+    print("envelopes a round", {name: round(value, 1) for name, value in results["envelope_bytes_per_round"].items()})
+    print("done to nodes    ", results["done"])
+    for client, reasons in results["left_out_rounds"].items():
         print(f"client {client} left out:", "; ".join(f"{count} × {why}" for why, count in reasons.items()))
     print(f"\n{'MiB':26}{'1st quarter':>12}{'last quarter':>14}{'an hour':>10}{'2nd half':>10}{'open files':>16}")
-    for name, each in sorted(told["memory_mib"].items()):
+    for name, each in sorted(results["memory_mib"].items()):
         numbers = [each[key] for key in ("first_quarter", "last_quarter", "per_hour", "per_hour_second_half")]
         files = " → ".join(map(str, each["open_files"]))
         print(f"{name:26}{numbers[0]:12.1f}{numbers[1]:14.1f}{numbers[2]:+10.2f}{numbers[3]:+10.2f}{files:>16}")
-    for name, each in told["disk_bytes"].items():
+    for name, each in results["disk_bytes"].items():
         print(f"{name:26}{each['first']:12,} B{each['last']:14,} B{each['per_hour']:+16,.0f} B an hour")
-    print("messages kept by the SuperLink, median of the first third and the last:", told["messages_kept_thirds"])
-    print("client apps      ", {name: round(value, 2) for name, value in told["client_apps"].items()})
-    print("checks           ", told["checks"])
+    print("messages kept by the SuperLink, median of the first third and the last:", results["messages_kept_thirds"])
+    print("client apps      ", {name: round(value, 2) for name, value in results["client_apps"].items()})
+    print("checks           ", results["checks"])

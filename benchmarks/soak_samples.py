@@ -60,7 +60,7 @@ class Seen:
     work: dict[tuple[int, float], Process] = field(default_factory=dict)
     """Client apps, one a message, by process id and when they began."""
     tracked: dict[int, dict[int, bytes]] = field(default_factory=lambda: defaultdict(dict))
-    """By number of answers heard and by client (−1: the server), digests of the model."""
+    """By number of answers received and by client (−1: the server), digests of the model."""
     carried_out: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     """Who has done what a trip asked for, by trip."""
     replied: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -111,8 +111,8 @@ def look_at(name: str, pid: int, now: float, seen: Seen) -> None:
         one.peak = max(one.peak, pages * PAGE)
         return
     role = ROLES[command]
-    told = role if role in ("superlink", "server app", "flwr run") else f"{name} {role}".strip()
-    seen.memory[told].append((now, pages * PAGE, len(os.listdir(folder / "fd"))))
+    label = role if role in ("superlink", "server app", "flwr run") else f"{name} {role}".strip()
+    seen.memory[label].append((now, pages * PAGE, len(os.listdir(folder / "fd"))))
 
 
 def look_at_states(fleet: Flotilla, seen: Seen) -> None:
@@ -137,10 +137,10 @@ def changed(file: Path, seen: Seen) -> dict[str, Any] | None:
     try:
         with open(file, "rb") as opened:
             version = os.fstat(opened.fileno())
-            told = (version.st_ino, version.st_mtime_ns, version.st_size)
-            if seen.states.get(file) == told:
+            stamp = (version.st_ino, version.st_mtime_ns, version.st_size)
+            if seen.states.get(file) == stamp:
                 return None
-            seen.states[file] = told
+            seen.states[file] = stamp
             kept: dict[str, Any] = torch.load(opened, weights_only=True)
             return kept
     except FileNotFoundError:

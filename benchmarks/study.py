@@ -79,7 +79,7 @@ def row_of(cell: Cell, config: Config, summary: Mapping[str, Any], metrics: Sequ
 
 
 def line(row: Row, left: int) -> str:
-    """What is said of a cell that is done."""
+    """The line that is printed of a cell that is done."""
     if row["status"] != "finished":
         return f"{row['cell']:52s} {row['status']}: {row['message']}   ({left} left)"
     summary = row["summary"]

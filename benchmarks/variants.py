@@ -30,7 +30,7 @@ class WeightedSettings(SketchVoteSettings):
 
 
 @dataclass
-class Heard:
+class Received:
     """What the server has heard: N_k, signs as 0 and 1 `[Σ m]`, and s_k `[layers]` of every client."""
 
     samples: list[int]
@@ -45,15 +45,15 @@ class WeightedVote(ResidualSignVote):
         super().__init__(task, settings)
         self._cap = settings.cap or np.inf
 
-    def server_open(self, server: Tensors, round: int) -> Heard:  # type: ignore[override]
-        return Heard([], [], [])
+    def server_open(self, server: Tensors, round: int) -> Received:  # type: ignore[override]
+        return Received([], [], [])
 
-    def server_add(self, total: Heard, ids: list[int], samples: list[int], values: Tensors) -> Heard:  # type: ignore[override]
+    def server_add(self, total: Received, ids: list[int], samples: list[int], values: Tensors) -> Received:  # type: ignore[override]
         signs = np.unpackbits(values["signs"].numpy(), axis=1, count=sum(self._sketches.sizes), bitorder="little")
         scales = values["scale"].numpy().copy()
-        return Heard([*total.samples, *samples], [*total.signs, *signs], [*total.scales, *scales])
+        return Received([*total.samples, *samples], [*total.signs, *signs], [*total.scales, *scales])
 
-    def server_reply(self, server: Tensors, total: Heard, round: int) -> tuple[Tensors, Tensors]:  # type: ignore[override]
+    def server_reply(self, server: Tensors, total: Received, round: int) -> tuple[Tensors, Tensors]:  # type: ignore[override]
         ends = np.cumsum(self._sketches.sizes)[:-1]
         scales, layers = np.stack(total.scales), np.split(np.stack(total.signs), ends, axis=1)
         medians = np.array([weighted_median(total.samples, own) for own in scales.T], dtype=np.float32)
@@ -77,23 +77,23 @@ class WeightedSketchVote(SketchVote):
 @dataclass(frozen=True)
 class ForgetfulSettings(SketchVoteSettings):
     decay: float = setting(
-        0.9, "what a residual is multiplied by for every round its client is away", minimum=0, maximum=1
+        0.9, "what a residual is multiplied by for every round in which its client is absent", minimum=0, maximum=1
     )
-    longest: int = setting(0, "rounds away after which a residual is dropped; 0: never", minimum=0)
+    longest: int = setting(0, "rounds of absence after which a residual is dropped; 0: never", minimum=0)
 
 
 class ForgetfulVote(ResidualSignVote):
-    """e_k ← decay^(rounds away) e_k before a client that comes back speaks, or 0 if it was away too long."""
+    """e_k ← decay^(rounds of absence) e_k before a client that comes back sends, or 0 if it was absent too long."""
 
     def __init__(self, task: Task, settings: ForgetfulSettings) -> None:
         super().__init__(task, settings)
         self._decay, self._longest = settings.decay, settings.longest
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
-        away = round - cohort.state["spoke"] - 1
-        kept = self._decay ** away.to(torch.float32)
+        absence = round - cohort.state["spoke"] - 1
+        kept = self._decay ** absence.to(torch.float32)
         if self._longest:
-            kept = torch.where(away > self._longest, 0.0, kept)
+            kept = torch.where(absence > self._longest, 0.0, kept)
         spoke = torch.full_like(cohort.state["spoke"], round)
         return super().client_send(
             cohort.with_state(residual=cohort.state["residual"] * kept, spoke=spoke), round, work
@@ -102,7 +102,7 @@ class ForgetfulVote(ResidualSignVote):
 
 @register
 class ForgetfulSketchVote(SketchVote):
-    """sketchvote whose clients forget, while they are away, what they had not said yet."""
+    """sketchvote whose clients lose some of their residuals while they are absent."""
 
     name = "sketchvote-forgetful"
     Settings, exchange = ForgetfulSettings, ForgetfulVote
