@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "deploy"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "flower"))
 from attacker import Attacker

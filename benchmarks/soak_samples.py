@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "deploy"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "flower"))
 from flotilla import Flotilla, children, processes_of, wait_until
 
