@@ -65,6 +65,22 @@ def with_objective(**bent: Any) -> type[Method]:
     return Trained
 
 
+class LossNotAskedFor(Local):
+    name = "unasked"
+
+    def objective(self, cohort: Cohort, round: int) -> Objective:
+        return type("Unasked", (Bent,), {"needs_features": False})()  # type: ignore[no-any-return]
+
+
+class MeanOfTheCohort(Local):
+    """Measures another shared model for other sizes of cohorts."""
+
+    name = "mean"
+
+    def global_model(self, cohort: Cohort) -> Tensor:
+        return cohort.params.mean(dim=0)
+
+
 class NothingHeard(FedProx):
     def objective(self, cohort: Cohort, round: int) -> Objective:
         return Proximal(PerClient(cohort.heard["nothing"]), 0.1)
@@ -93,10 +109,17 @@ class Averaged(FieldMeans):
         return go_on_from(cohort, values["model"])
 
 
+class InPlace(Averaged):
+    """Writes into the server's state, which begins as the task's own w⁰."""
+
+    def server_reply(self, server: Tensors, total: Means, round: int) -> Any:
+        server["model"].copy_(total["model"].result())
+        return server, {"model": server["model"]}
+
+
 class Averaging(Tracked):
     name, paper, personal = "averaging", "a test", False
     about_last_steps, tracks = True, False
-    Settings = Local.Settings
 
     def client_start(self, cohort: Cohort) -> Cohort:
         return super().client_start(cohort).with_state(shared=cohort.params)
@@ -196,10 +219,14 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "state without rows": ("client_start", lambda c: c.with_state(shared=c.params[0]), r'"shared"\]: got .*\[1510\]'),
     "rest without rows": ("client_rest", lambda c: c.with_state(shared=c.state["shared"][0]), "state: shared: got"),
     "rest is a dict": ("client_rest", lambda c: c.state, "got a dict, expected a Cohort; return the cohort, or what"),
+    "params written": ("client_send", lambda c, v: (c, {"model": c.params.mul_(0.5)}), "writes into a tensor"),
     "start is a dict": ("client_start", lambda c: c.state, "got a dict, expected a Cohort"),
 }
 REFUSED = {
     "gradient of one row": (with_objective(gradient_of=lambda p: p[:1]), r"Bent\.gradient: got .*\[1, 1510\]"),
+    "gradient written": (with_objective(gradient_of=lambda p: p.mul_(0.1)), r"Bent\.gradient: writes into a tensor"),
+    "server written": (with_exchange(InPlace), r"InPlace\.server_reply: writes into a tensor"),
+    "loss without needs_features": (LossNotAskedFor, r"Unasked\.loss would never be called"),
     "gradient is a number": (with_objective(gradient_of=lambda p: 0.0), r"Bent\.gradient: got a float"),
     "step in float64": (with_objective(step_of=Tensor.double), r"Bent\.after_step: got torch.float64"),
     "loss summed over clients": (with_objective(loss_of=Tensor.sum), r"Bent\.loss: got .*\[\].*expected .*\[5\]"),
@@ -388,6 +415,11 @@ FAILING = {
         MeanOfThoseAtHand,
         "cohort sizes",
         "cohorts of 1 and of 3 clients differ in",
+    ),
+    "measures the mean of those at hand": (
+        MeanOfTheCohort,
+        "rounds",
+        "global_model: got a model that depends on which",
     ),
     "draws from torch's generator": (Random, "determinism", "two runs with the same seed differ in"),
     "keeps state on itself": (Remembers, "resume", "resumption from a checkpoint differ in params"),

@@ -266,6 +266,21 @@ def test_a_sweep_goes_on_after_ctrl_c(tmp_path: Path) -> None:
     assert resumed.best()["name"] == whole.best()["name"]
 
 
+def test_a_keyword_with_two_meanings_is_refused() -> None:
+    """FetchSGD has a momentum of its own; it used to be taken without a word where `train.momentum` was meant."""
+    meanings = r"momentum: may mean method\.momentum or train\.momentum; give the full name"
+    for call in (
+        lambda: pfedlms.run(method="fetchsgd", momentum=0.5),
+        lambda: pfedlms.compare(methods=["fedavg", "fetchsgd"], momentum=0.5),
+        lambda: pfedlms.study(grid={"method": ["fedavg", "fetchsgd"], "momentum": [0.1, 0.5]}),
+    ):
+        with pytest.raises(ConfigError, match=meanings):
+            call()
+    run = pfedlms.run(method="fetchsgd", **SMALL, **{"train.momentum": 0.5})
+    assert (run.config.train.momentum, run.config.settings.momentum) == (0.5, 0.9)
+    assert planned("fetchsgd:momentum=0.3")["fetchsgd:momentum=0.3"].settings.momentum == 0.3
+
+
 def test_two_values_for_one_setting_are_refused() -> None:
     beside = r"got .* beside the values \[0\.1\]; give one of them"
     grid = {"method": ["sketchvote", "fedavg"], "ratio": [0.1]}

@@ -6,7 +6,7 @@ server have the same tracked model, and whether clients need something that they
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -72,6 +72,15 @@ def name_method_in_errors(method: Method, function: str = "") -> Iterator[None]:
         raise MethodError(f"raised {type(error).__name__}: {error}").of(method.name, function) from error
 
 
+@contextmanager
+def _left_unchanged(tensors: Iterable[Tensor], where: str = "") -> Iterator[None]:
+    """Within it nothing may write into these tensors."""
+    versions = [(tensor, tensor._version) for tensor in tensors]
+    yield
+    if any(tensor._version != version for tensor, version in versions):
+        raise MethodError(f"{where}writes into a tensor that it was given; return a new one: a + b, not a.add_(b)")
+
+
 Check = Callable[[Callable[..., Any], Any, Any], None]
 """Checks a function of a method, given the function, its first argument, and what it returned."""
 
@@ -80,7 +89,7 @@ def _guard_function(method: Method, name: str, check: Check) -> Callable[..., An
     call = getattr(method, name)
 
     def guarded_call(first: Any, *others: Any) -> Any:
-        with name_method_in_errors(method, name):
+        with name_method_in_errors(method, name), _left_unchanged(first.persistent_tensors):
             result = call(first, *others)
             check(lambda cohort: call(cohort, *others), first, result)
             return result
@@ -108,7 +117,7 @@ class GuardedExchange(Exchange[Any]):
         return name_method_in_errors(self._method, f"{self._exchange.__class__.__name__}.{function}")
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
-        with self._name_in_errors("client_send"):
+        with self._name_in_errors("client_send"), _left_unchanged(cohort.persistent_tensors):
             after, values = _pair(self._exchange.client_send(cohort, round, work), "(cohort, values)")
             check_same_clients(cohort, after)
             _expect_message(self.up, values, (len(cohort.ids),), {cohort.params.device, _HOST})
@@ -133,7 +142,7 @@ class GuardedExchange(Exchange[Any]):
             return self._exchange.server_add(total, ids, weights, values)
 
     def server_reply(self, server: Tensors, total: Any, round: int) -> tuple[Tensors, Tensors]:
-        with self._name_in_errors("server_reply"):
+        with self._name_in_errors("server_reply"), _left_unchanged(server.values()):
             after, values = _pair(self._exchange.server_reply(server, total, round), "(the server's state, values)")
             _expect_same("state: ", server, after, "server_start")
             _expect_message(self.down, values, (), None)
@@ -142,7 +151,7 @@ class GuardedExchange(Exchange[Any]):
         return after, values
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
-        with self._name_in_errors("client_receive"):
+        with self._name_in_errors("client_receive"), _left_unchanged(cohort.persistent_tensors):
             after = self._exchange.client_receive(cohort, values, round)
             check_same_clients(cohort, after)
             if self._models_of_reply is not None and self._models_of_reply[0] == round < _COMPARED_ROUNDS:
@@ -253,6 +262,19 @@ def _check_rows(what: str, values: Tensors, cohort: Cohort) -> None:
         expect_rows(f'{what}["{name}"]', value, len(cohort.ids), cohort.params.device)
 
 
+def _check_shared(call: Callable[[Cohort], Tensor], cohort: Cohort, model: Tensor) -> None:
+    """Check what `global_model` returns: the first client must have the same model without the others."""
+    clients, dim = cohort.params.shape
+    if model.shape not in ((dim,), (clients, dim)):
+        raise MethodError(f"got {describe(model)}, expected shape [{dim}] or [{clients}, {dim}]")
+    if clients > 1:
+        alone = call(cohort.rows(slice(0, 1)))
+        if not torch.allclose(model.expand(clients, dim)[:1], alone.expand(1, dim), equal_nan=True):
+            raise MethodError(
+                "got a model that depends on which clients are in the cohort; means over clients belong to the server"
+            )
+
+
 def _check_rest(before: Cohort, after: Cohort) -> None:
     """Check what `client_rest` returns: it may drop entries, and must not change others."""
     _expect_cohort(after)
@@ -269,7 +291,7 @@ _CHECKS: dict[str, Check] = {
     "client_rest": lambda call, before, after: _check_rest(before, after),
     "objective": lambda call, cohort, objective: check_objective(objective, cohort, call),
     "after_training": lambda call, before, after: check_same_clients(before, after),
-    "global_model": lambda call, cohort, model: None,
+    "global_model": lambda call, cohort, model: None if model is None else _check_shared(call, cohort, model),
 }
 
 
@@ -284,6 +306,8 @@ def check_objective(objective: Objective, cohort: Cohort, remake: Callable[[Coho
     """
     if not isinstance(objective, Objective):
         raise MethodError(f"got {describe(objective)}, expected an Objective")
+    if type(objective).loss is not Objective.loss and not objective.needs_features:
+        raise MethodError(f"{type(objective).__name__}.loss would never be called; set needs_features = True beside it")
     clients, shared, name = len(cohort.ids), {id(value) for value in cohort.heard.values()}, type(objective).__name__
     alone: dict[str, Leaf] | None = None
     for path, leaf in tensors_inside(objective).items():
@@ -303,7 +327,8 @@ def check_objective(objective: Objective, cohort: Cohort, remake: Callable[[Coho
 
 def objective_gradient(objective: Objective, params: Tensor) -> Tensor | None:
     """`objective.gradient(params)`, checked, and contiguous, as kernels read it."""
-    gradient = objective.gradient(params)
+    with _left_unchanged([params], f"{type(objective).__name__}.gradient: "):
+        gradient = objective.gradient(params)
     if gradient is None:
         return None
     _expect_like_params(f"{type(objective).__name__}.gradient", gradient, params)

@@ -120,7 +120,7 @@ def _failure(error: Exception) -> str:
 
 
 def _declaration(method: type[Method], settings: dict[str, Any]) -> str:
-    for name in ("name", "paper", "personal", "Settings"):
+    for name in ("name", "paper", "personal"):
         if not hasattr(method, name):
             raise CheckFailed(
                 f"the class has no `{name}`; set it, see the table of class attributes in docs/methods.md"

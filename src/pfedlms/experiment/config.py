@@ -230,17 +230,24 @@ def keyword_places(methods: Iterable[Any]) -> dict[str, tuple[str, str]]:
     return short | {f"{section}.{key}": (section, key) for section, key in places} | {"method": ("method", "name")}
 
 
+def ambiguity(key: str, places: Iterable[str]) -> str:
+    """What is wrong with a keyword that a setting of the method and another setting share; empty if nothing is."""
+    full = sorted(place for place in places if place.partition(".")[2] == key)
+    return f"{key}: may mean {' or '.join(full)}; give the full name: **{{{full[0]!r}: …}}" if len(full) > 1 else ""
+
+
 def from_keywords(methods: Sequence[str], settings: Mapping[str, Any]) -> Tables:
     """Keyword arguments as tables. `pfedlms={"strength": 0.05}` names the method that a setting is for."""
     places = keyword_places(methods)
     single_method = methods[0] if len(methods) == 1 else None
     tables: Tables = {}
-    errors = []
+    errors: list[str] = []
     for key, value in settings.items():
         layer: Tables = {}
         if isinstance(value, Mapping) and key in (*SECTIONS, "method", *METHODS):
             layer = {key: dict(value)}
         elif key in places:
+            errors += filter(None, [ambiguity(key, places)])
             section, name = places[key]
             layer = {section: {name: _device_name(value) if name == "device" else value}}
         if layer:

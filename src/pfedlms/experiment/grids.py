@@ -17,6 +17,7 @@ import numpy as np
 from pfedlms.errors import ConfigError
 from pfedlms.experiment.config import (
     Tables,
+    ambiguity,
     from_keywords,
     keyword_places,
     load_config,
@@ -133,6 +134,7 @@ def split_grid(grid: Mapping[str, Any], method: str) -> tuple[Any, Axes]:
     places = keyword_places([tables["method"]["name"] for tables in variants(methods)[0].values()])
     axes = {key: values for key, values in grid.items() if key not in ("method", "methods")}
     problems = [f"grid: {key}: unknown setting; {suggest_keyword(key, places)}" for key in axes if key not in places]
+    problems += [f"grid: {problem}" for key in axes if (problem := ambiguity(key, places))]
     problems += [
         f"grid: {key}: got {values!r}, expected a list of values"
         for key, values in axes.items()

@@ -193,6 +193,11 @@ class FieldMeans(Exchange[Means]):
         return {name: mean.add(samples, values[name]) for name, mean in total.items()}
 
 
+@dataclass(frozen=True)
+class NoSettings:
+    """Of a method without settings of its own."""
+
+
 class Method(ABC):
     """A federated method: exchanges, objective, settings."""
 
@@ -208,7 +213,7 @@ class Method(ABC):
     tracks: bool = False
     """Whether a client that was absent must receive all missed answers in order, or the resulting model; see
     `Tracked`."""
-    Settings: ClassVar[type[Any]]
+    Settings: ClassVar[type[Any]] = NoSettings
     """Frozen dataclass of the method's own keys of the section [method]."""
     exchange: ClassVar[type[Exchange[Any]] | None] = None
     """Class of the only exchange, called with task and settings. A method with several sets `exchanges` itself."""

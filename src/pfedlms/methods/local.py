@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from pfedlms.methods.contract import Method
 
 
@@ -13,7 +11,3 @@ class Local(Method):
     name = "local"
     paper = "baseline without communication"
     personal = True
-
-    @dataclass(frozen=True)
-    class Settings:
-        """No settings of its own."""
