@@ -1,7 +1,8 @@
 """Checks of all that a method returns to the engine: names, shapes, dtypes and devices.
 
-Values are not read, so nothing waits for a GPU. There are two exceptions in the first rounds: whether clients and
-server have the same tracked model, and whether clients need something that they do not keep while they are absent.
+Values are not read, so nothing waits for a GPU. There are three exceptions in the first rounds: whether clients and
+server have the same tracked model, whether clients need something that they do not keep while they are absent, and
+whether the shared model depends on the cohort.
 """
 
 from __future__ import annotations
@@ -86,12 +87,15 @@ Check = Callable[[Callable[..., Any], Any, Any], None]
 
 
 def _guard_function(method: Method, name: str, check: Check) -> Callable[..., Any]:
-    call = getattr(method, name)
+    call, checked = getattr(method, name), False
 
     def guarded_call(first: Any, *others: Any) -> Any:
+        nonlocal checked
         with name_method_in_errors(method, name), _left_unchanged(first.persistent_tensors):
             result = call(first, *others)
-            check(lambda cohort: call(cohort, *others), first, result)
+            if name != "global_model" or not checked:  # whose check reads values
+                check(lambda cohort: call(cohort, *others), first, result)
+            checked = True
             return result
 
     return guarded_call
