@@ -23,7 +23,7 @@ from small import SMALL, Crash, Crashing, X, Y, linear, same_models, stripped
 from torch import nn
 
 import pfedlms
-from pfedlms.errors import ConfigError, RunDirectoryError, UsageError
+from pfedlms.errors import ConfigError, RunDirectoryError, RunError, UsageError
 from pfedlms.experiment import plugins
 from pfedlms.experiment.config import load_config
 from pfedlms.experiment.rules import ineffective_settings
@@ -260,6 +260,20 @@ def test_a_worker_that_dies_ends_its_run_alone(tmp_path: Path) -> None:
     again = pfedlms.resume(tmp_path / "s", (X, Y), linear)
     assert [run.summary["status"] for run in again.runs] == ["finished", "finished"]
     assert [run.summary for run in pfedlms.resume(tmp_path / "s").runs] == [run.summary for run in again.runs]
+
+
+def refusing() -> nn.Module:
+    """Ends its run with an error in a worker."""
+    if multiprocessing.parent_process() is not None:
+        raise UsageError("not here")
+    return linear()
+
+
+def test_no_worker_outlives_a_study_that_an_error_ends(tmp_path: Path) -> None:
+    """The error holds the frames of the study. A worker that waits for its next run keeps the program from ending."""
+    with pytest.raises(RunError, match="not here"):
+        pfedlms.compare((X, Y), refusing, methods="local", seeds=2, workers=2, out=tmp_path / "s", **SMALL)
+    assert not multiprocessing.active_children()
 
 
 def test_a_signal_ends_a_study_with_workers(tmp_path: Path) -> None:

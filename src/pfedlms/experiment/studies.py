@@ -251,6 +251,8 @@ class Study:
             if self.directory is not None:
                 error.resume_with(f"`{resume_instruction(self.directory, self.settings)}`")
             raise
+        finally:
+            outcomes.close()  # ends worker processes, for which Python would wait at its exit
         if study.axes and not study.interrupted:
             for text in study.at_edge:
                 warnings.warn(text, stacklevel=4)

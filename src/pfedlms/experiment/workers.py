@@ -6,7 +6,7 @@ import os
 import pickle
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from multiprocessing import connection, get_context
 from typing import Any
@@ -21,7 +21,7 @@ from pfedlms.experiment.prepare import cache_data_sets
 from pfedlms.experiment.problem import Problem
 from pfedlms.experiment.runs import Run
 
-Outcomes = Iterator[tuple[Run, Callable[[], Run]]]
+Outcomes = Generator[tuple[Run, Callable[[], Run]], None, None]
 """Runs, each with a function that returns its result, or raises the error that ended it."""
 
 
