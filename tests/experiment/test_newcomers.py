@@ -126,6 +126,16 @@ def test_a_new_device_with_named_classes_and_its_own_number_of_steps() -> None:
             run.personalise(few, local_steps=steps)
 
 
+def test_images_of_a_new_device_must_be_normalised_as_the_runs_were() -> None:
+    run = pfedlms.run("digits", method="fedavg", **SMALL)
+    constants = run.summary["normalisation"]
+    pixels = (X[:60] * constants["std"][0] + constants["mean"][0]) * constants["scale"]
+    for raw in (pixels, pixels / constants["scale"]):
+        with pytest.raises(DataError, match=r"got samples from .* to .*, but the run normalised its images"):
+            run.personalise((raw.clip(0).round(4), Y[:60]))
+    assert isinstance(run.personalise((X[:60], Y[:60])), torch.nn.Module)
+
+
 def test_labels_of_a_new_device_are_names_of_classes_before_they_are_outputs() -> None:
     run = pfedlms.run((X, Y % 3 - 1), module, method="fedavg", **SMALL)
     assert run.classes == ("-1", "0", "1")

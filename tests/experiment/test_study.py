@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ from small import SMALL, Crash, Crashing, X, Y, linear, same_models, stripped
 from torch import nn
 
 import pfedlms
-from pfedlms.errors import ConfigError, RunDirectoryError, RunError, UsageError
+from pfedlms.errors import ConfigError, RunDirectoryError, RunError, StorageError, UsageError
 from pfedlms.experiment import plugins
 from pfedlms.experiment.config import load_config
 from pfedlms.experiment.rules import ineffective_settings
@@ -200,7 +201,7 @@ def test_cells_are_added_and_resumed_by_their_settings(tmp_path: Path) -> None:
     assert isinstance(everything, pfedlms.Study)
     assert {run.label for run in everything.runs} == {"narrow", "alone", "wide"}
     assert not everything.interrupted
-    with pytest.raises(RunDirectoryError, match="holds runs already, narrow-seed0 with other settings"):
+    with pytest.raises(RunDirectoryError, match=r"holds runs already, narrow-seed0 with another model\.hidden"):
         pfedlms.study(cells={"narrow": {"method": "fedavg", "hidden": 5}}, out=tmp_path / "s", **options)
     with pytest.raises(ConfigError, match="by: got g_acc, but local has no shared model"):
         pfedlms.study(cells=cells, by="g_acc", **options)
@@ -269,10 +270,23 @@ def refusing() -> nn.Module:
     return linear()
 
 
-def test_no_worker_outlives_a_study_that_an_error_ends(tmp_path: Path) -> None:
-    """The error holds the frames of the study. A worker that waits for its next run keeps the program from ending."""
-    with pytest.raises(RunError, match="not here"):
-        pfedlms.compare((X, Y), refusing, methods="local", seeds=2, workers=2, out=tmp_path / "s", **SMALL)
+def without_room() -> nn.Module:
+    """Ends its run in a worker as a full disk does."""
+    if multiprocessing.parent_process() is not None:
+        raise StorageError("run", "no space")
+    return linear()
+
+
+@pytest.mark.parametrize(
+    ("model", "message"), [(refusing, "not here"), (without_room, r"no space.*pfedlms\.resume\('.*/s', data, model\)")]
+)
+def test_no_worker_outlives_a_study_that_an_error_ends(
+    tmp_path: Path, model: Callable[[], nn.Module], message: str
+) -> None:
+    """The error holds the frames of the study. A worker that waits for its next run keeps the program from ending. A
+    full disk names the call that resumes the study, and not that of one run."""
+    with pytest.raises(RunError, match=message):
+        pfedlms.compare((X, Y), model, methods="local", seeds=2, workers=2, out=tmp_path / "s", **SMALL)
     assert not multiprocessing.active_children()
 
 

@@ -162,7 +162,9 @@ class Scaled:
 def test_a_row_has_one_setting_of_training(tmp_path: Path) -> None:
     common = {**SMALL, "methods": ["fedavg"], "out": tmp_path}
     pfedlms.compare((X, Y), linear, seeds=[1], **common)
-    with pytest.raises(RunDirectoryError, match="fedavg-seed1 is in the row 'fedavg', but with other settings"):
+    with pytest.raises(
+        RunDirectoryError, match=r"fedavg-seed1 is in the row 'fedavg', but with another train\.learning_rate"
+    ):
         pfedlms.compare((X, Y), linear, seeds=[2], learning_rate=0.3, **common)
     assert len(pfedlms.compare((X, Y), linear, seeds=[2], **common).runs) == 1
     assert [run.summary["seed"] for run in pfedlms.load(tmp_path).runs] == [1, 2]  # type: ignore[union-attr]

@@ -114,8 +114,9 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Exit with one readable line; the nearest name replaces argparse's lists of choices."""
         if "invalid choice: " in message:
-            wrong = message.split("invalid choice: ")[1].rsplit(" (choose", 1)[0]
-            message = f"unknown command {wrong}; {did_you_mean(wrong[1:-1], COMMANDS)}"
+            wrong, choices = message.split("invalid choice: ")[1].rstrip(")").rsplit(" (choose from ", 1)
+            names = [name.strip("'") for name in choices.split(", ")]
+            message = f"unknown command {wrong}; {did_you_mean(wrong[1:-1], names)}"
         self.exit(2, f"error: {message}\nsee: {self.prog} --help\n")
 
 

@@ -54,7 +54,7 @@ def show(options: argparse.Namespace) -> int:
     from pfedlms.experiment.runs import per_client
     from pfedlms.experiment.store import RESTART_SERVER, RunDirectory
     from pfedlms.experiment.studies import refuse_study
-    from pfedlms.report.tables import table_from_records
+    from pfedlms.report.tables import count_text, table_from_records
 
     out = options.directory
     if options.clients:
@@ -67,7 +67,7 @@ def show(options: argparse.Namespace) -> int:
     if result.interrupted:
         on_nodes = RunDirectory(out).on_nodes
         if isinstance(result, Run):
-            so_far = f"after {result.summary['rounds']} rounds; not finished"
+            so_far = f"after {count_text(result.summary['rounds'], 'round')}; not finished"
         else:
             so_far = f"{len(result.runs)} run{'s are' if len(result.runs) != 1 else ' is'} shown; not all are finished"
         resume = f"Resume with: {resume_instruction(out, result.settings)}"

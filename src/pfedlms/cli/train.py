@@ -16,6 +16,7 @@ from pfedlms.errors import UsageError
 from pfedlms.experiment.schema import DEFAULT_METHODS
 from pfedlms.report.progress import progress_callbacks
 from pfedlms.report.runs import score_text
+from pfedlms.report.tables import count_text
 
 
 def add_run(sub: argparse.ArgumentParser) -> None:
@@ -140,7 +141,7 @@ def _best_round_text(summary: Mapping[str, Any]) -> str:
     best = summary["best"]
     has_models = "stopped_early" in summary and "transport" not in summary  # nodes keep their latest model only
     where = "; its models: pfedlms export --best" if has_models else ""
-    early = f"stopped early after {summary['rounds']} rounds: " if summary.get("stopped_early") else ""
+    early = f"stopped early after {count_text(summary['rounds'], 'round')}: " if summary.get("stopped_early") else ""
     return f"{early}V-acc was highest in round {best['round']}, {score_text(best['v_acc'], summary)}{where}"
 
 
@@ -157,7 +158,7 @@ def _report(options: argparse.Namespace, result: Any) -> int:
             finished = sum(run.summary["status"] == "finished" for run in study.runs)
             so_far = f"with {finished} run{'s' * (finished != 1)} finished"
         else:
-            so_far = f"after {result.summary['rounds']} rounds"
+            so_far = f"after {count_text(result.summary['rounds'], 'round')}"
         resume = resume_instruction(result.directory, result.settings)
         say(f"interrupted {so_far}; all of it is saved. Resume with: {resume}")
     else:

@@ -287,17 +287,18 @@ class Study:
             raise RunDirectoryError(f"{out}: holds {there}, and this is {this}; name another out=DIR")
         stored = {name: load_config(None, tomllib.loads(text), stored=True) for name, text in earlier["runs"].items()}
         for name in folders.keys() & stored.keys():
-            if not same_run(folders[name].config, stored[name]):
+            if differing := _differing_settings(folders[name].config, stored[name]):
                 raise RunDirectoryError(
-                    f"{out}: holds runs already, {name} with other settings; resume them with "
+                    f"{out}: holds runs already, {name} with another {', '.join(differing)}; resume them with "
                     f"`{resume_instruction(out, stored[name].tables())}`, or name another out=DIR"
                 )
         for name, run in product(stored.keys() - folders.keys(), self.planned):
             as_that = run.config.with_run(seed=stored[name].run.seed)
-            if earlier["names"].get(name) == run.label and not same_run(as_that, stored[name]):
+            differing = _differing_settings(as_that, stored[name])
+            if earlier["names"].get(name) == run.label and differing:
                 raise RunDirectoryError(
-                    f"{out}: {name} is in the row {run.label!r}, but with other settings than this call has; name "
-                    "another out=DIR, or for both in one table, name both in one call of pfedlms.study"
+                    f"{out}: {name} is in the row {run.label!r}, but with another {', '.join(differing)}; name another "
+                    "out=DIR, or for both in one table, name both in one call of pfedlms.study"
                 )
         configs = [run.config for run in self.planned]
         for key, there, here in _differing_problem_settings(list(stored.values()), configs):
@@ -402,14 +403,20 @@ def load_study(
 
 def same_run(planned: Config, stored: Config) -> bool:
     """Whether two configurations give the same results; the folder of the data and the device may differ."""
+    return not _differing_settings(planned, stored)
+
+
+def _differing_settings(planned: Config, stored: Config) -> list[str]:
+    """The settings, `section.key`, in which two configurations differ so that their results may."""
 
     def compared(config: Config) -> dict[str, Any]:
-        run = {key: getattr(config.run, key) for key in RUN_KEYS_OF_RESULT}
-        return {**fixed_settings(config), "rounds": config.train.rounds, **run}
+        run = {f"run.{key}": getattr(config.run, key) for key in RUN_KEYS_OF_RESULT}
+        return {**fixed_settings(config), "train.rounds": config.train.rounds, **run}
 
     # Without a mean in the plan, the run computed it from the data when it began.
     computed = {} if planned.data.mean else {"data.mean": "", "data.std": ""}
-    return compared(planned) == compared(stored) | computed
+    here, there = compared(planned), compared(stored) | computed
+    return [key for key in here | there if here.get(key) != there.get(key)]
 
 
 def _differing_problem_settings(stored: Sequence[Config], new: Sequence[Config]) -> Iterator[tuple[str, Any, Any]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from pfedlms.errors import DivergedError, PfedlmsError, QuorumError, RunError, UsageError
+from pfedlms.errors import DivergedError, PfedlmsError, QuorumError, RunError, StorageError, UsageError
 from pfedlms.experiment import plugins
 from pfedlms.experiment.callbacks import Callbacks, RunInfo
 from pfedlms.experiment.loop import signals
@@ -60,13 +60,16 @@ class _Worker:
         run, self.run = self.run, None
         assert run is not None
         try:
-            message, summary = self.pipe.recv()
+            message, summary, storage = self.pipe.recv()
         except (EOFError, ConnectionError):
             self.process.join()
+            storage = ()
             message = "" if stop_signal else f"{run.directory}: its process ended with code {self.process.exitcode}"
             summary = {**run.reload().summary, "status": "failed"}
 
         def result() -> Run:
+            if storage:
+                raise StorageError(*storage)
             if message:
                 error = RunError(message)
                 error.summary = summary
@@ -132,11 +135,13 @@ def _worker_main(pipe: Any, problem: Problem, imports: Sequence[str]) -> None:
                 pipe.send(outcome)
 
 
-def _train_run(run: Run, overrides: dict[str, Any]) -> tuple[str, Any]:
+def _train_run(run: Run, overrides: dict[str, Any]) -> tuple[str, Any, Sequence[str]]:
     """Train a run, which writes its results to its folder. Returns the message of the error that ended it, if one did,
-    and the summary if the other runs of the study go on after this error."""
+    the summary if the other runs of the study go on after this error, and the arguments of a StorageError."""
     try:
         run.train(new=not run.has_started, **overrides)
+    except StorageError as error:
+        return str(error), None, (str(error.path), error.reason)
     except PfedlmsError as error:
-        return str(error), error.summary if isinstance(error, DivergedError | QuorumError) else None
-    return "", None
+        return str(error), error.summary if isinstance(error, DivergedError | QuorumError) else None, ()
+    return "", None, ()
