@@ -457,8 +457,17 @@ class Shown(nn.Module):
         return (self.features - self.mean) * self.constant / self.calls
 
 
-def test_a_tensor_that_no_call_reads_is_no_state() -> None:
-    check_trains(Shown(), normal(BATCH, 12).float())
+class Uncopied(Shown):
+    """Keeps something that cannot be copied, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.later = (row for row in x)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("factory", [Shown, Uncopied])
+def test_a_tensor_that_no_call_reads_is_no_state(factory: Factory) -> None:
+    check_trains(factory(), normal(BATCH, 12).float())
 
 
 def test_a_module_that_keeps_tensors_can_be_copied_after_it_was_stacked() -> None:

@@ -138,7 +138,10 @@ def _is_read(module: nn.Module, name: str, sample: Tensor) -> bool:
     owner, _, attribute = name.rpartition(".")
     outputs = []
     for spoils in (False, True):
-        tried = copy.deepcopy(module)
+        try:
+            tried = copy.deepcopy(module)
+        except Exception:  # of something else that the call has left; then it is not tried
+            return False
         part = tried.get_submodule(owner)
         value = getattr(part, attribute)
         if spoils:
