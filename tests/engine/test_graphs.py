@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import pfedlms
 from factories import federation, played
@@ -145,6 +145,32 @@ def test_on_a_gpu_steps_and_gradients_are_replayed(
     pfedlms.run("digits", method=method, clients=4, rounds=3, local_steps=2, device="cpu")
     assert asked.count("_gradients") == gradients
     assert asked.count("_steps") == 1 + 3  # before the first round, and in each
+
+
+class Counted(nn.Linear):
+    """Its outputs depend on how often it was called, in evaluations, too."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 10)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x.flatten(1)) / self.calls
+
+
+def test_what_is_recorded_leaves_its_inputs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are used once to warm up and once more for the recording."""
+
+    def warmed_up(largest: int) -> Any:
+        return lambda steps, *given: (steps(*given), steps(*given))[1]
+
+    settings = {"method": "fedavg", "clients": 3, "rounds": 2, "local_steps": 2, "device": "cpu"}
+    plain = pfedlms.run("digits", Counted, **settings)
+    monkeypatch.setattr(engine_client, "backend_of", lambda tensor: "gpu")
+    monkeypatch.setattr(engine_client, "Replayed", warmed_up)
+    recorded = pfedlms.run("digits", Counted, **settings)
+    assert [record["test_loss"] for record in recorded.metrics] == [record["test_loss"] for record in plain.metrics]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "pfedlms", "sketchmean"])

@@ -131,6 +131,27 @@ def test_functions_and_modules_are_told_apart_by_their_code_and_values() -> None
     assert outputs == {f"{eval(text)}\n"}  # in other processes, and without a file to read
 
 
+class Answering(dict[str, Any]):
+    """A dict whose keys are attributes, too; one that is missing is None."""
+
+    __getattr__ = dict.get
+
+
+def test_objects_that_hold_anything_have_a_digest() -> None:
+    """Floats that NumPy lacks, attributes of any name, variables without a value, and objects that hold each other."""
+
+    def before_it_is_assigned(outputs: Tensor, targets: Tensor) -> Tensor:
+        return outputs - later
+
+    empty = digest(before_it_is_assigned)
+    later = 2.0
+    layers = [nn.Linear(2, 2) for _ in range(40)]
+    for layer in layers:
+        layer.others = [layers]  # type: ignore[assignment]
+    objects = [nn.Linear(2, 2).bfloat16(), Answering(width=3), Answering(width=4), nn.Sequential(*layers)]
+    assert len({digest(each) for each in (*objects, before_it_is_assigned)} | {empty}) == 6
+
+
 class Activated(nn.Module):
     """Its activation is no layer."""
 

@@ -439,6 +439,52 @@ def test_a_constant_that_a_call_keeps_is_no_state() -> None:
     check_trains(Caching(12, 4), normal(BATCH, 12).float())
 
 
+class Shown(nn.Module):
+    """Keeps its features for somebody to look at, and never reads them. A buffer and a counter change in every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(12, 4), 0
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("constant", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.constant is None:
+            self.constant = torch.full((4,), 2.0)
+        self.calls += 1
+        self.features = self.layer(x)
+        self.mean = 0.9 * self.mean + 0.1 * self.features.mean(dim=0).detach()
+        return (self.features - self.mean) * self.constant / self.calls
+
+
+class Uncopied(Shown):
+    """Keeps something that cannot be copied, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.later = (row for row in x)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("factory", [Shown, Uncopied])
+def test_a_tensor_that_no_call_reads_is_no_state(factory: Factory) -> None:
+    check_trains(factory(), normal(BATCH, 12).float())
+
+
+def test_a_module_that_keeps_tensors_can_be_copied_after_it_was_stacked() -> None:
+    """Also one that makes a buffer at its first call."""
+    model = CohortModel(Shown(), CPU)
+    with torch.no_grad():
+        model.module(normal(BATCH, 12).float())
+    cohort = model.cohort((0, 1, 2), (1, 1, 1))
+    model.forward(cohort.params, cohort.buffers, normal(CLIENTS, BATCH, 12).float(), training=True)
+    assert type(model._runner) is Stacked
+    state = model.state_dict(cohort.params[1], {name: value[1] for name, value in cohort.buffers.items()})
+    module = copy.deepcopy(model.module)
+    module.load_state_dict(state)
+    assert torch.equal(module.mean, cohort.buffers["mean"][1])
+    assert module.constant.tolist() == [2.0] * 4
+
+
 class Moving(nn.Linear):
     """Assigns one buffer to another, which is registered after it."""
 

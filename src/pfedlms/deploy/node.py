@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import zipfile
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from pfedlms.errors import DivergedError, RunDirectoryError, WireError
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.prepare import NAMED_PROBLEM, execution_settings
 from pfedlms.experiment.problem import Problem
+from pfedlms.experiment.store import load_tensors
 from pfedlms.files import write_atomically
 from pfedlms.wire.frames import frame
 
@@ -296,10 +296,7 @@ class Node:
         if not self.path.exists():
             return State(self._method.client_start(self._terms.new_cohort((self.client,), (self.samples,))))
         try:
-            with zipfile.ZipFile(self.path) as archive:
-                if damaged := archive.testzip():  # torch.load itself compares no checksums
-                    raise ValueError(f"checksum of {damaged}")
-            values = torch.load(self.path, map_location=self._terms.model.device, weights_only=True)
+            values = load_tensors(self.path, self._terms.model.device)
             if (schema := values.pop("schema")) != SCHEMA:
                 raise ValueError(f"it has schema {schema}, expected {SCHEMA}: another version of pfedlms wrote it")
             for name in ("cohort", "ongoing"):

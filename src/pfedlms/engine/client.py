@@ -342,11 +342,8 @@ class LocalWorker:
                     _, features = self._model.forward(cohort.params, buffers, x, training=False, features=True)
                 assert features is not None  # asked for above
                 # Tokens of a window are samples of their own.
-                features, y, mask = (
-                    features.flatten(1, -2),
-                    y.flatten(1),
-                    mask.repeat_interleave(self._data.positions, 1),
-                )
+                features, y = features.flatten(1, -2), y.flatten(1)
+                mask = mask.repeat_interleave(self._data.positions, 1)
                 member = F.one_hot(y, classes).to(features.dtype) * mask.unsqueeze(-1)
                 # A client at a time and without the padding, so that the order of the sum does not depend on the
                 # grouping.
@@ -360,12 +357,7 @@ class LocalWorker:
         `split`, with its own running statistics."""
         self._data.prefetch(cohort.ids)
         indices = self._indices_of(cohort.ids, split)
-        stripped = replace(
-            cohort.without_round_values(),
-            state={},
-            params=params.expand_as(cohort.params),
-            buffers=_copy(cohort.buffers),
-        )
+        stripped = replace(cohort.without_round_values(), state={}, params=params.expand_as(cohort.params))
         results = torch.empty(len(cohort.ids), 2, dtype=torch.float64, device=cohort.params.device)
         # Other clients would have other indices in every evaluation, and a custom metric may read values.
         repeats = len(cohort.ids) == self._data.clients and self._criterion.score is None
@@ -385,9 +377,10 @@ class LocalWorker:
         """Summed scores and losses on the samples at `indices`, `[clients, 2]`. The signature is that of `_steps`, so
         that `Replayed` can record it, too."""
         sums = torch.zeros(len(cohort.ids), 2, dtype=torch.float64, device=cohort.params.device)
+        buffers = _copy(cohort.buffers)
         for x, y, mask in self._batches_at(indices):
             with torch.no_grad():
-                outputs, _ = self._model.forward(cohort.params, cohort.buffers, x, training=False)
+                outputs, _ = self._model.forward(cohort.params, buffers, x, training=False)
                 score, loss = self._criterion.scores_and_losses(outputs, y)
             sums[:, 0] += score.masked_fill(~mask, 0).to(self._score_dtype).sum(dim=1)
             sums[:, 1] += loss.masked_fill(~mask, 0).double().sum(dim=1)

@@ -53,12 +53,13 @@ class Criterion:
         """The task's loss of every client, and the tensors to differentiate with their gradients, among them what the
         objective adds from features; see `models.forward.Loss`."""
         if self.loss is None:
-            losses, slope = cross_entropy(*_flatten_tokens(outputs, targets))
-            root, slope = outputs, slope.view_as(outputs)
+            root, (losses, slope) = outputs, cross_entropy(outputs, targets)
         else:
             root = self.loss(outputs, targets).mean(dim=1)
             losses, slope = root.detach(), torch.ones_like(root)
-        extra = None if features is None else feature_loss(rows, *_flatten_tokens(features, targets))
+        # All tokens of a batch are in one axis of the features.
+        flat = targets.flatten(1)
+        extra = None if features is None else feature_loss(rows, features.flatten(1, targets.ndim - 1), flat)
         if extra is None or not extra.requires_grad:  # no parameter has a part in the features
             return losses, [root], [slope]
         return losses, [root, extra], [slope, torch.ones_like(extra)]
@@ -66,7 +67,7 @@ class Criterion:
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The task's loss of every sample, `[clients, batch]`; of a window of tokens, the sum over its tokens."""
         if self.loss is None:
-            return _sum_tokens(sample_losses(*_flatten_tokens(outputs, targets)).view_as(targets))
+            return _sum_tokens(sample_losses(outputs, targets))
         return self._over_tokens(self.loss(outputs, targets))
 
     def scores_and_losses(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,12 +80,6 @@ class Criterion:
     def _over_tokens(self, values: Tensor) -> Tensor:
         """A custom loss or metric as a sum over tokens: it is computed as a mean over them."""
         return values * self.positions if self.positions > 1 else values
-
-
-def _flatten_tokens(values: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """`[clients, batch, length, …]` and `[clients, batch, length]` with all tokens of a batch in one axis. Without a
-    `length` axis both stay as they are."""
-    return values.flatten(1, targets.ndim - 1), targets.flatten(1)
 
 
 def _sum_tokens(values: Tensor) -> Tensor:

@@ -146,10 +146,7 @@ class RunDirectory(ExitStack):
         if not path.exists():
             return None
         try:
-            with zipfile.ZipFile(path) as archive:
-                if damaged := archive.testzip():  # torch.load itself compares no checksums
-                    raise ValueError(f"checksum of {damaged}")
-            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+            state = load_tensors(path, torch.device("cpu"))
             schema = state["schema"]
             missing = [key for key in _CHECKPOINT_KEYS if key not in state]
             if schema == SCHEMA and missing:
@@ -224,6 +221,15 @@ class RunDirectory(ExitStack):
         except (OSError, RuntimeError) as error:
             reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
             raise StorageError(self.path, reason, resume=None if self.on_nodes else self.path) from error
+
+
+def load_tensors(path: Path, device: torch.device) -> dict[str, Any]:
+    """A dict that `torch.save` wrote, with its tensors on `device`. Damaged bytes can make it raise anything."""
+    with zipfile.ZipFile(path) as archive:
+        if damaged := archive.testzip():  # torch.load itself compares no checksums
+            raise ValueError(f"checksum of {damaged}")
+    content: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    return content
 
 
 def is_study(directory: Path) -> bool:

@@ -19,7 +19,7 @@ from pfedlms.models.chain import Chain
 from pfedlms.models.layout import flat_layout
 from pfedlms.models.one_by_one import OneByOne
 from pfedlms.models.runner import FunctionalModule, Pass, Result, Runner, Values, hooks_backward
-from pfedlms.models.stacked import Stacked, why_not_stackable
+from pfedlms.models.stacked import Stacked, copied, why_not_stackable
 
 # If clients are stacked, these layers sum in another order than for one client alone (grouped convolutions,
 # normalisation over clients · channels), and on a CPU they are no faster. So on a CPU each client runs them alone, and
@@ -46,7 +46,7 @@ def choose(functional: FunctionalModule, device: torch.device, params: Values, s
         message = f"model: clients are trained one after another, because torch.func cannot stack it ({reason})"
         warnings.warn(message, stacklevel=2)
         return OneByOne(functional, device, sample)
-    return Stacked(functional, gpu_rules=gpu)
+    return Stacked(copied(functional), gpu_rules=gpu)
 
 
 def _is_wrong_under_vmap(part: nn.Module) -> bool:
@@ -172,7 +172,8 @@ class CohortModel:
         aliases |= {id(value): name for name, value in self.module.named_buffers()}
         result = {}
         for name, value in self.module.state_dict(keep_vars=True).items():
-            result[name] = values[aliases.get(id(value), name)].detach().cpu().clone()
+            # A buffer that a call has made is the same for all clients.
+            result[name] = values.get(aliases.get(id(value), name), value).detach().cpu().clone()
         return result
 
 

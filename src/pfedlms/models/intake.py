@@ -87,14 +87,14 @@ def check_trains(module: nn.Module, sample: Tensor) -> None:
     parameters than the forward pass did, or that keeps something of one client's samples for the next client. One that
     cannot be copied is not tried."""
     try:
-        tried, other = (copy.deepcopy(module).train() for _ in range(2))
+        tried, first, second = (copy.deepcopy(module).train() for _ in range(3))
     except Exception:  # whatever parts of it may raise
         return
     again = (
         "it computes parts of the forward pass again in the backward pass, as torch.utils.checkpoint does, when other "
         "parameters are in their place; leave that out of it"
     )
-    constant = _tensor_attributes(tried)
+    before = _tensor_attributes(first)
     try:
         # Small operators wait for threads longer than they compute.
         with torch.enable_grad(), rng.forked_generators(sample.device), one_thread_per_operator():
@@ -102,19 +102,26 @@ def check_trains(module: nn.Module, sample: Tensor) -> None:
                 outputs = outputs_of(tried(sample.clone()))
             trained = [value for value in tried.parameters() if value.requires_grad]
             torch.autograd.grad(outputs, trained, torch.ones_like(outputs), allow_unused=True)
-            other(sample[:1].expand_as(sample).clone())
+        _call(first, sample)
+        _call(second, sample[:1].expand_as(sample))
     except PfedlmsError:
         raise
     except Exception as error:  # it is the user's own and may raise anything
         raise UsageError(f"model: cannot be trained ({reason(error)})") from error
-    left, elsewhere = _tensor_attributes(tried), _tensor_attributes(other)
+    left, elsewhere = _tensor_attributes(first), _tensor_attributes(second)
     for name, value in left.items():
-        depends_on_samples = name not in elsewhere or not torch.equal(value.detach(), elsewhere[name].detach())
-        if value is not constant.get(name) and depends_on_samples and _is_read(tried, name, sample):
+        depends_on_samples = name not in elsewhere or not torch.equal(value, elsewhere[name])
+        if value is not before.get(name) and depends_on_samples and _is_read(first, name, sample):
             raise UsageError(
                 f"model: a call leaves a tensor in its attribute {name} to the next call, which may be another "
                 "client's; register it as a buffer, and each client has its own"
             )
+
+
+def _call(module: nn.Module, sample: Tensor) -> Tensor:
+    """The outputs of a module, which draws the same random numbers in every call."""
+    with torch.no_grad(), rng.forked_generators(sample.device), one_thread_per_operator():
+        return outputs_of(module(sample.clone()))
 
 
 def _tensor_attributes(module: nn.Module) -> dict[str, Tensor]:
@@ -126,16 +133,21 @@ def _tensor_attributes(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _is_read(module: nn.Module, name: str, sample: Tensor) -> bool:
-    """Whether the next call of a module gives something else, or fails, without what its attribute `name` holds."""
+    """Whether the next call of a module gives something else, or fails, without what its attribute `name` holds. Each
+    call is of a copy, because calls may change buffers and counters."""
     owner, _, attribute = name.rpartition(".")
-    part = module.get_submodule(owner)
-    value = getattr(part, attribute).detach()
     outputs = []
-    for held in (value, value + (torch.nan if value.is_floating_point() else 77)):
-        setattr(part, attribute, held)
+    for spoils in (False, True):
         try:
-            with torch.no_grad(), rng.forked_generators(sample.device):
-                outputs.append(outputs_of(module(sample.clone())))
+            tried = copy.deepcopy(module)
+        except Exception:  # of something else that the call has left; then it is not tried
+            return False
+        part = tried.get_submodule(owner)
+        value = getattr(part, attribute)
+        if spoils:
+            setattr(part, attribute, value + (torch.nan if value.is_floating_point() else 77))
+        try:
+            outputs.append(_call(tried, sample))
         except Exception:  # it may refuse such a value
             return True
     return not torch.equal(*outputs)

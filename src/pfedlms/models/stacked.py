@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -372,6 +371,15 @@ def _stacked_convolution(
     return _split_channels(out, x)
 
 
+def copied(functional: FunctionalModule) -> FunctionalModule:
+    """The same with a copy of the module, because what it stores in attributes under vmap can be neither copied nor
+    saved. If the module cannot be copied, itself."""
+    try:
+        return FunctionalModule(copy.deepcopy(functional.module))
+    except Exception:  # whatever parts of it may raise
+        return functional
+
+
 def why_not_stackable(functional: FunctionalModule, params: Values, sample: Tensor) -> str | None:
     """Why torch.func cannot vectorise a module, or None. Only a trial shows this: both passes of two steps of a copy,
     with one model's parameters, on two samples of `sample: [batch, …]`, and without `gpu_rules`, whose kernels would be
@@ -379,9 +387,7 @@ def why_not_stackable(functional: FunctionalModule, params: Values, sample: Tens
     x, values = sample[[0, -1]], (params.items(), functional.module.named_buffers())
     params, buffers = ({name: torch.stack([value.detach()] * 2) for name, value in items} for items in values)
     leaves = [value.requires_grad_() for value in params.values()]
-    with suppress(Exception):  # a module that cannot be copied is tried itself
-        functional = FunctionalModule(copy.deepcopy(functional.module))
-    tried = Stacked(functional, gpu_rules=False)
+    tried = Stacked(copied(functional), gpu_rules=False)
     try:
         with torch.enable_grad(), rng.forked_generators(x.device):
             for _ in range(2):

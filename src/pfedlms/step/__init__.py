@@ -15,10 +15,9 @@ Rate = float | Tensor
 
 
 def sample_losses(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of each sample: `[clients, batch, …, classes]` and `[clients, batch, …]` → `[clients, batch]`. For
-    a sample with several positions it is their mean."""
-    losses = F.cross_entropy(outputs.flatten(0, -2), labels.flatten(), reduction="none").view_as(labels)
-    return losses if losses.ndim == 2 else losses.flatten(2).mean(dim=2)
+    """Cross-entropy of each sample, or of each of its positions: `[clients, batch, …, classes]` and `[clients, batch,
+    …]` → `[clients, batch, …]`."""
+    return F.cross_entropy(outputs.flatten(0, -2), labels.flatten(), reduction="none").view_as(labels)
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
