@@ -15,7 +15,7 @@ import pfedlms
 from pfedlms.cli import main
 from pfedlms.deploy import serve
 from pfedlms.deploy.coordinator import RoundLog
-from pfedlms.errors import RunDirectoryError, UsageError
+from pfedlms.errors import QuorumError, RunDirectoryError, UsageError
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.runs import start_run
 from pfedlms.experiment.store import RunDirectory
@@ -60,6 +60,16 @@ def test_a_run_that_goes_on_is_shown_so_far(begun: Fleet, tmp_path: Path, capsys
     assert (told["parameters"], told["transport"]) == (PARAMETERS, last["transport"])
     assert main(["report", str(out), "-o", str(tmp_path / "r.html")]) == 0
     assert begun.config.method in (tmp_path / "r.html").read_text()
+
+
+def test_a_run_that_failed_before_its_first_round_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`run.sh` exits with 0 however a run ended."""
+    config = make_config("fedavg", tmp_path / "run")
+    with pytest.warns(UserWarning, match="left out"), pytest.raises(QuorumError):
+        serve(config, Fleet(config, tmp_path / "nodes", lambda *_: None))
+    capsys.readouterr()
+    assert main(["show", str(tmp_path / "run")]) == 0
+    assert "0 rounds (failed): nothing measured" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["dealt", "own"])

@@ -56,7 +56,7 @@ def test_a_run_is_compared_with_the_allow_list(tmp_path: Path) -> None:
     known, five = (hashlib.sha256(each).hexdigest() for each in (app, b'{"train.rounds": 5}'))
     with pytest.raises(approval.NotApprovedError, match=f"has not approved app {known[:16]};"):
         approval.check(file, app, {})
-    file.write_text(json.dumps({"app": known, "configuration": five, "settings": {}}) + "\n")
+    file.write_text(json.dumps({"app": known, "configuration": five, "settings": {}}) + "\n\n")
     assert approval.check(file, app, {"train.rounds": 5}) == known
     assert approval.check(file, app, {"train.rounds": 5, "run.timeout": 9, "flower.wait": 1}) == known
     for content, override, said in (
@@ -188,7 +188,13 @@ def test_registering_pins_places(folder: Path, monkeypatch: pytest.MonkeyPatch, 
     assert register(2**64 - 5) == 0
     assert FlowerSection(nodes=str(file)).pinned_nodes(3) == {0: 2**64 - 5}
     assert file.stat().st_mode & 0o077 == 0
-    assert register(8) == 0  # it is known
+    (folder / "gate").mkdir()
+    (folder / "gate" / "nginx.pid").write_text("7")
+    for said, code in (("kill(7, 1) failed (3: No such process)", 0), ("something else", 2)):
+        (folder / "gate.sh").write_text(f"#!/bin/sh\necho '{said}' >&2; exit 1\n")
+        assert register(8) == code  # its key is known; the gate was killed, or does not reload
+    assert "did not read its keys again: something else; restart gate.sh" in capsys.readouterr().err
+    (folder / "gate" / "nginx.pid").unlink()
     subprocess.run(["./keys.sh", "--rotate", "0"], cwd=folder, check=True)
     assert register(9) == 0
     assert FlowerSection(nodes=str(file)).pinned_nodes(3) == {0: 9}
@@ -197,6 +203,9 @@ def test_registering_pins_places(folder: Path, monkeypatch: pytest.MonkeyPatch, 
     subprocess.run(["./keys.sh", "2"], cwd=folder, check=True)
     assert register(10) == 2
     assert "[code: 7] something else; is superlink.sh running?" in capsys.readouterr().err
+    for nothing in ((), ("x",)):
+        assert gate.main("revoke", folder, *nothing) == 2
+        assert ", expected one of 0" in capsys.readouterr().err
     assert gate.main("revoke", folder, "0") == 0
     assert FlowerSection(nodes=str(file)).pinned_nodes(3) == {}
     assert not (folder / "keys" / "node-0.pub").exists()
@@ -261,6 +270,23 @@ def test_a_folder_of_the_last_version_is_brought_up_to_date(tmp_path: Path) -> N
     again = {path: path.read_bytes() for path in folder.glob("*.*")}
     upgrade(folder)
     assert {path: path.read_bytes() for path in folder.glob("*.*")} == again
+    assert (folder / "before-upgrade" / "node-0.sh").read_text() == OLD_NODE  # a second time keeps what was there
+
+
+def test_an_upgrade_keeps_all_of_the_environment(folder: Path) -> None:
+    """The address that the gate listens on, too: else it would be open to all. A machine may have one node's script."""
+    environment = folder / "environment.sh"
+    text = environment.read_text().replace("NODE_PORT:-9094", "NODE_PORT:-9300").replace("MAX_BODY:-", "MAX_BODY:-7")
+    environment.write_text(text.replace("GATE_HOST:-127.0.0.1", "GATE_HOST:-10.1.2.3"))
+    before = environment.read_text()
+    assert "GATE_HOST:-10.1.2.3" in before
+    (folder / "node-0.sh").unlink()
+    (folder / "node-1-old.sh").touch()
+    node = (folder / "node-1.sh").read_text().replace("keep=90", "keep=9")
+    (folder / "node-1.sh").write_text(node)
+    upgrade(folder)
+    assert environment.read_text() == before
+    assert (folder / "node-1.sh").read_text() == node
 
 
 def test_a_node_without_its_files_says_so(folder: Path) -> None:

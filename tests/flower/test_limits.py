@@ -4,6 +4,8 @@ a log."""
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import time
 import warnings
 from pathlib import Path
@@ -25,6 +27,7 @@ from pfedlms.deploy.nodes import largest_reply, message_bytes
 from pfedlms.deploy.run_setup import RunSetup
 from pfedlms.errors import UsageError, printable
 from pfedlms.flower import audit
+from pfedlms.flower.launcher import Launcher
 from pfedlms.flower.signing import strip_seal
 from pfedlms.flower.superlink import describe_violation
 
@@ -79,7 +82,7 @@ def test_an_audit_log_that_was_changed_is_found(tmp_path: Path) -> None:
     log = tmp_path / "audit" / "log.jsonl"
     for number in range(20):
         audit.append(log, "reply", number=number, text="x" * 5000 * (number % 3) + false_replies.FORGED)
-    assert audit.verify(log) == 20
+    assert audit.verify(str(log)) == audit.verify(log) == 20
     assert log.stat().st_mode & 0o077 == 0
     lines = log.read_text().splitlines()
     assert [json.loads(line)["number"] for line in lines] == list(range(20))
@@ -87,6 +90,13 @@ def test_an_audit_log_that_was_changed_is_found(tmp_path: Path) -> None:
         log.write_text("\n".join(changed) + "\n")
         with pytest.raises(UsageError, match=r"names '.*' as the line before it"):
             audit.verify(log)
+
+
+def test_a_node_that_ends_leaves_no_app_behind(tmp_path: Path) -> None:
+    launcher = Launcher("node", tmp_path, None)
+    launcher._running.append(subprocess.Popen(["sleep", "60"]))
+    launcher.close()
+    assert launcher._running[0].wait(10) == -signal.SIGTERM
 
 
 @pytest.mark.parametrize(

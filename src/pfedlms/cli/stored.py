@@ -54,6 +54,7 @@ def show(options: argparse.Namespace) -> int:
     from pfedlms.experiment.runs import per_client
     from pfedlms.experiment.store import RESTART_SERVER, RunDirectory
     from pfedlms.experiment.studies import refuse_study
+    from pfedlms.experiment.summary import one_line_summary
     from pfedlms.report.tables import count_text, table_from_records
 
     out = options.directory
@@ -72,6 +73,8 @@ def show(options: argparse.Namespace) -> int:
             so_far = f"{len(result.runs)} run{'s are' if len(result.runs) != 1 else ' is'} shown; not all are finished"
         resume = f"Resume with: {resume_instruction(out, result.settings)}"
         say(f"{so_far}. {f'To continue: {RESTART_SERVER}' if on_nodes else resume}")
+    elif isinstance(result, Run) and result.summary["status"] != "finished":
+        say(one_line_summary(result.summary))
     return 0
 
 

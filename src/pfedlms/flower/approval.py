@@ -104,7 +104,7 @@ def _needs_approval(key: str) -> bool:
 def _entries(file: Path) -> list[dict[str, Any]]:
     if not file.exists():
         return []
-    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     return [{key: line[key] for key in ("app", "configuration", "settings")} for line in lines]
 
 

@@ -29,10 +29,10 @@ def append(file: Path, event: str, **fields: Any) -> None:
         os.fsync(log.fileno())
 
 
-def verify(file: Path) -> int:
+def verify(file: str | Path) -> int:
     """The number of lines of a log; UsageError names the first line that does not fit the one before it."""
     before, count = "", 0
-    for count, line in enumerate(file.read_bytes().splitlines(), 1):
+    for count, line in enumerate(Path(file).read_bytes().splitlines(), 1):
         try:
             recorded = json.loads(line)["before"]
         except (ValueError, KeyError, TypeError) as error:

@@ -168,16 +168,20 @@ def upgrade(folder: Path) -> list[str]:
             f"{folder / 'environment.sh'}: got no SERVER and PORT, expected those of `pfedlms deploy init`"
         )
     named.setdefault("LINK_PORT", str(int(named["PORT"]) + 1))  # the gate takes over the port that nodes know
-    nodes = len(list(folder.glob("node-*.sh")))
+    scripts = {int(match[1]) for file in folder.iterdir() if (match := re.fullmatch(r"node-(\d+)\.sh", file.name))}
+    nodes = max(scripts, default=-1) + 1
     texts = render_files(folder, nodes, named["SERVER"], int(named["PORT"]), int(named["LINK_PORT"]))
     for name in OWNERS_FILES:
         del texts[name]
-    for node in range(nodes):
+    for node in scripts:
         texts[f"node-{node}.sh"] = _keep_node_config(texts[f"node-{node}.sh"], folder / f"node-{node}.sh")
+    texts["environment.sh"] = re.sub(
+        r"(\w+):-([^}]*)", lambda found: f"{found[1]}:-{named.get(found[1], found[2])}", texts["environment.sh"]
+    )
     settings = declared_settings((folder / "app" / "pyproject.toml").read_text(encoding="utf-8"))
     texts["app/pyproject.toml"] = render_pyproject(folder.resolve(), settings)
-    for name in texts:
-        if (folder / name).exists():
+    for name, text in texts.items():
+        if (folder / name).exists() and (folder / name).read_bytes() != text.encode():
             backup = folder / BACKUP / name
             backup.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             shutil.copy2(folder / name, backup)
@@ -191,7 +195,8 @@ def upgrade(folder: Path) -> list[str]:
         "server: end superlink.sh, ./certificates.sh, ./keys.sh server; then ./superlink.sh, ./gate.sh, ./register.sh",
         f"server: nodes reach port {named['PORT']} of the gate; port {named['LINK_PORT']} must not be open to others",
         "each node: update pfedlms, `pfedlms deploy upgrade` there, copy app/ and keys/server.pub from the server, "
-        "./keys.sh K, ./approve.sh, and start node-K.sh again",
+        "./keys.sh K, ./approve.sh, and start node-K.sh again; with systemd, sudo ./users.sh and sudo systemctl "
+        "daemon-reload before that",
     ]
 
 

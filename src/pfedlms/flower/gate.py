@@ -65,10 +65,10 @@ def register(folder: Path) -> None:
     _reload(folder)
 
 
-def revoke(folder: Path, place: int) -> None:
-    places = read_places(folder / PLACES)
+def revoke(folder: Path, named: str) -> None:
+    places, place = read_places(folder / PLACES), int(named) if named.isdecimal() else -1
     if place not in places:
-        raise UsageError(f"revoke: got {place}, expected one of {', '.join(map(str, sorted(places))) or 'no place'}")
+        raise UsageError(f"revoke: got {named}, expected one of {', '.join(map(str, sorted(places))) or 'no place'}")
     _unregister(folder, place, places.pop(place)["node"])
     write_places(folder, places)
     public = folder / "keys" / f"node-{place}.pub"
@@ -126,7 +126,9 @@ def _reload(folder: Path) -> None:
     """Make the gate read its keys again, if it runs."""
     pid = folder / "gate" / "nginx.pid"
     if pid.exists() and pid.read_text().strip():
-        subprocess.run([str(folder / "gate.sh"), "--reload"], check=True, capture_output=True, timeout=60)
+        done = subprocess.run([str(folder / "gate.sh"), "--reload"], capture_output=True, text=True, timeout=60)
+        if done.returncode and "No such process" not in done.stderr:  # nginx that was killed leaves its file
+            raise UsageError(f"the gate did not read its keys again: {printable(done.stderr.strip())}; restart gate.sh")
 
 
 # --- what nginx includes
@@ -199,8 +201,8 @@ def main(command: str = "", folder: str | Path = "", *arguments: str) -> int:
         if command == "register":
             register(folder)
         elif command == "revoke":
-            for place in arguments:
-                revoke(folder, int(place))
+            for place in arguments or ("no place",):
+                revoke(folder, place)
         elif command == "write":
             write_includes(folder, os.environ)
         elif command == "started":

@@ -58,7 +58,9 @@ class Launcher:
         self._running = [process for process in self._running if process.poll() is None]
 
     def close(self) -> None:
-        return
+        """End a node's apps, so that none outlives its node; the server's apps end by themselves."""
+        for process in self._running if self._role == "node" else ():
+            process.terminate()
 
 
 def start(role: str, folder: Path, address: str, root_certificates: str | None = None) -> None:

@@ -3,7 +3,7 @@
 # ./gate.sh --reload makes a running gate read keys, certificates and limits again; register.sh and revoke.sh do that.
 set -euo pipefail
 source "$(dirname "$0")/environment.sh"
-command -v nginx > /dev/null || { echo "nginx: is not installed (version 1.18 or later is needed)" >&2 && exit 1; }
+command -v nginx > /dev/null || { echo "nginx: is not installed (version 1.20 or later is needed)" >&2 && exit 1; }
 mkdir -p gate
 python=$(python_of flower-superlink)
 "$python" -m pfedlms.flower.gate write "$HERE"
