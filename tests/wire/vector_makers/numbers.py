@@ -124,7 +124,7 @@ def votes() -> list[dict[str, Any]]:
 
 
 def medians() -> list[dict[str, Any]]:
-    """Halves that are just reached and just not, equal values, zeros of either sign, and nobody."""
+    """Halves that are just reached and just missed, equal values, zeros of both signs, and no voters."""
     cases = [
         ((1,), (2.5,)),
         ((1, 1), (3.0, 2.0)),
