@@ -133,8 +133,8 @@ def test_a_server_killed_in_the_last_trip_can_extend_the_run(tmp_path: Path) -> 
 def test_a_server_killed_in_every_trip_continues(
     method: str, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    """Killed before requests are sent, after replies arrive, while a checkpoint is written, and after it. Started again, it
-    repeats its requests, nodes repeat their replies, and nothing is counted twice."""
+    """Killed before requests are sent, after replies arrive, during the write of a checkpoint, and after it: started
+    again, it repeats its requests, nodes repeat their replies, and nothing is counted twice."""
     config = make_config(method, tmp_path / "run", train={"participation": 0.75})
     seen: set[Any] = set()
     saves: list[Any] = []
