@@ -21,24 +21,28 @@ from pfedlms.experiment.store import RunDirectory
 METHODS = ("pfedlms", "sketchvote", "fedavg", "obda")
 
 
+def call_before(act: Callable[[], None], operation: Callable[..., Any]) -> Callable[..., Any]:
+    """The operation with a call before it."""
+
+    def run(*given: Any, **named: Any) -> Any:
+        act()
+        return operation(*given, **named)
+
+    return run
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("at", ["request", "write", "fsync", "replace", "reply"])
 def test_a_node_killed_in_every_request_continues(
     method: str, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     """Client 1 is killed once in each of its requests, started again and sent the request again."""
-    armed = {"now": False}
+    armed, kills = {"now": False}, list[bytes]()
 
-    def kill_once(operation: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*given: Any, **named: Any) -> Any:
-            if armed["now"]:
-                armed["now"] = False
-                raise Killed
-            return operation(*given, **named)
-
-        return run
-
-    kills = []
+    def kill_once() -> None:
+        if armed["now"]:
+            armed["now"] = False
+            raise Killed
 
     def route(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes | None:
         if client != 1:
@@ -61,10 +65,10 @@ def test_a_node_killed_in_every_request_continues(
 
     config = make_config(method, tmp_path / "run", data={"validation": 0.2})
     fleet = Fleet(config, tmp_path / "nodes", route)
-    monkeypatch.setattr(files.os, "fsync", kill_once(os.fsync) if at == "fsync" else os.fsync)
-    monkeypatch.setattr(files.os, "replace", kill_once(os.replace) if at == "replace" else os.replace)
+    monkeypatch.setattr(files.os, "fsync", call_before(kill_once, os.fsync) if at == "fsync" else os.fsync)
+    monkeypatch.setattr(files.os, "replace", call_before(kill_once, os.replace) if at == "replace" else os.replace)
     if at == "write":
-        monkeypatch.setattr(torch, "save", kill_once(torch.save))
+        monkeypatch.setattr(torch, "save", call_before(kill_once, torch.save))
     serve_run(config, fleet)
     assert len(kills) == len(fleet.trips)
     check_same_run(fleet)
@@ -93,19 +97,15 @@ def test_a_node_killed_during_a_write_has_the_state_before_or_after_the_request(
 def _handle_and_kill(config: Config, folder: Path, request: bytes, moment: int) -> None:
     left = [moment]
 
-    def kill_when_counted(operation: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*given: Any, **named: Any) -> Any:
-            if not left[0]:
-                os.kill(os.getpid(), signal.SIGKILL)
-            left[0] -= 1
-            return operation(*given, **named)
-
-        return run
+    def count() -> None:
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left[0] -= 1
 
     try:
         for name in ("fsync", "replace", "open", "close"):
-            setattr(files.os, name, kill_when_counted(getattr(os, name)))
-        files._RawFile.write = kill_when_counted(files._RawFile.write)  # type: ignore[method-assign]
+            setattr(files.os, name, call_before(count, getattr(os, name)))
+        files._RawFile.write = call_before(count, files._RawFile.write)  # type: ignore[method-assign]
         Node(config, 2, folder).handle(request)
         os._exit(0)
     finally:

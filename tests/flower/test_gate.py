@@ -36,13 +36,15 @@ class Gate:
     passed: list[str] = field(default_factory=list)
     """Paths of the requests that reached the server."""
 
-    def raw(self, data: bytes, wait: float = 10.0) -> bytes:
-        """The gate's response to these bytes, by TLS without a client certificate."""
+    def connect(self) -> ssl.SSLSocket:
+        """By TLS without a client certificate."""
         context = ssl.create_default_context(cafile=str(self.folder / "certificates" / "ca.crt"))
-        with (
-            socket.create_connection(("127.0.0.1", self.port), timeout=wait) as plain,
-            context.wrap_socket(plain, server_hostname="127.0.0.1") as safe,
-        ):
+        plain = socket.create_connection(("127.0.0.1", self.port), timeout=10)
+        return context.wrap_socket(plain, server_hostname="127.0.0.1")
+
+    def raw(self, data: bytes) -> bytes:
+        """The gate's response to these bytes."""
+        with self.connect() as safe:
             safe.sendall(data)
             found = b""
             while b"\r\n" not in found and (more := safe.recv(4096)):
@@ -180,14 +182,8 @@ def test_two_lengths_in_one_request_are_refused(gate: Gate) -> None:
 
 def test_a_flood_is_limited(gate: Gate) -> None:
     """One TLS connection, many requests."""
-    context = ssl.create_default_context(cafile=str(gate.folder / "certificates" / "ca.crt"))
-    with (
-        socket.create_connection(("127.0.0.1", gate.port), timeout=10) as plain,
-        context.wrap_socket(plain, server_hostname="127.0.0.1") as safe,
-    ):
-        request = (
-            f"POST /v1/fleet/get-run HTTP/1.1\r\nHost: x\r\nflwr-public-key: {gate.key}\r\nContent-Length: 0\r\n\r\n"
-        )
+    request = f"POST /v1/fleet/get-run HTTP/1.1\r\nHost: x\r\nflwr-public-key: {gate.key}\r\nContent-Length: 0\r\n\r\n"
+    with gate.connect() as safe:
         safe.sendall(request.encode() * 600)
         found, end = b"", time.monotonic() + 10
         while found.count(b"HTTP/1.1 ") < 600 and time.monotonic() < end and (more := safe.recv(65536)):

@@ -5,17 +5,51 @@ from __future__ import annotations
 
 import hashlib
 import io
+from decimal import Decimal
+from itertools import pairwise
 from typing import Any
 
 import make_vectors
+import numpy as np
 import plain_client as plain
 import pytest
 from second import VECTORS, bits32, f32, f32s, recorded_run
+
+from pfedlms.quantise import lloyd_max, lloyd_max_in_float64
 
 
 def test_lloyd_max_boundaries_match_the_vectors() -> None:
     for entry in VECTORS["lloyd_max"]:
         assert bits32(plain.quantiles(entry["thresholds"], "lloyd-max")) == entry["boundaries"]
+
+
+def test_boundaries_and_centroids_in_float64_are_exact() -> None:
+    worst = Decimal(0)
+    for levels in range(2, 257):
+        exact = plain.lloyd_max_boundaries(levels)
+        centroids, edges = lloyd_max_in_float64(levels)
+        worst = max(worst, *(abs(Decimal(x) - y) for x, y in zip(edges.tolist(), exact, strict=True)))
+        # By hand from the definition: a boundary lies halfway between its centroids.
+        halfway = (centroids[1:] + centroids[:-1]) / 2
+        worst = max(worst, *(abs(Decimal(x) - y) for x, y in zip(halfway.tolist(), exact, strict=True)))
+    assert worst < Decimal("1e-13")
+
+
+def test_boundaries_are_rounded_to_the_same_numbers() -> None:
+    for levels in range(2, 257):
+        assert plain.quantiles(levels - 1, "lloyd-max") == lloyd_max(levels)[1].tolist()
+
+
+@pytest.mark.parametrize("levels", [2, 3, 4, 5])
+def test_the_second_implementation_meets_the_definition(levels: int) -> None:
+    """Centroids by sums over 400,000 strips of the normal density: no Newton's method, no error function."""
+    bounds = np.array([-12.0, *map(float, plain.lloyd_max_boundaries(levels)), 12.0])
+    means = []
+    for a, b in pairwise(bounds):
+        x = a + (np.arange(400_000) + 0.5) * (b - a) / 400_000
+        density = np.exp(-x * x / 2)
+        means.append((x * density).sum() / density.sum())
+    assert np.allclose((np.array(means[1:]) + means[:-1]) / 2, bounds[1:-1], atol=1e-9, rtol=0)
 
 
 def test_pooled_statistics_match_the_vectors() -> None:

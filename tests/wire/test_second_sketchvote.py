@@ -220,37 +220,6 @@ def test_every_frame_of_a_federation_is_recomputed(chosen: dict[str, Any], cohor
     assert checked == {4: 4 * 3 + 2, 0: 0, 1: 17 * 3 + 5}[chosen["check_every"]]
 
 
-@pytest.mark.parametrize("chosen", CASES)
-def test_plain_clients_take_part_in_a_federation(chosen: dict[str, Any]) -> None:
-    """The second implementation sends and receives for clients 1 and 2; models are those of a run without it."""
-    expected_run = federate("sketchvote", chosen, Schedule())
-    expected_run.start()
-    plain_clients: dict[int, plain.VoteClient] = {}
-    models: dict[int, dict[str, Tensor]] = {}
-
-    def up(data: bytes, client: int) -> bytes:
-        if client not in plain_clients:
-            return data
-        return plain_clients[client].send(mixed.rounds_played, models[client]["params"].tolist())
-
-    def down(data: bytes, client: int) -> bytes:
-        if client in plain_clients:
-            deliver(plain_clients[client], data)
-        return data
-
-    mixed = federate("sketchvote", chosen, Schedule(), link=up, answer_link=down)
-    plain_clients |= {k: plain.VoteClient(run_of(mixed), k, mixed.data.samples[k]) for k in (1, 2)}
-    mixed.start()
-    for _ in range(ROUNDS):
-        models = last_trained(mixed)
-        expected_run.play_round()
-        assert mixed.play_round().rejected == 0
-    assert same_bits(mixed.state()["params"], expected_run.state()["params"])
-    for k, client in plain_clients.items():
-        assert client.answers_known == ROUNDS
-        assert bits32(client.w) == bits32(last_trained(expected_run)[k]["model"].tolist())
-
-
 # The same bits on every device.
 
 
@@ -287,24 +256,16 @@ def check_models(found: list[Tensor], expected: list[Tensor]) -> None:
         assert all(same_bits(row, model) for row in own)
 
 
-def test_w_has_the_same_bits_with_kernels_without_them_and_in_plain_python(fifty_rounds: Any) -> None:
+@pytest.mark.parametrize(
+    "device",
+    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))],
+)
+def test_w_has_the_same_bits_on_every_device_with_and_without_kernels(fifty_rounds: Any, device: str) -> None:
     federation, answers, expected = fifty_rounds
     assert len({tuple(model.tolist()) for model in expected}) == 50
-    check_models(package_models(federation, answers, "cpu"), expected)
+    check_models(package_models(federation, answers, device), expected)
     with backend.plain():
-        check_models(package_models(federation, answers, "cpu"), expected)
-    client = plain.VoteClient(run_of(federation), 0, 1)
-    for answer, model in zip(answers, expected, strict=True):
-        client.receive(answer)
-        assert bits32(client.w) == bits32(model.tolist())
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_w_has_the_same_bits_on_a_gpu(fifty_rounds: Any) -> None:
-    federation, answers, expected = fifty_rounds
-    check_models(package_models(federation, answers, "cuda"), expected)
-    with backend.plain():
-        check_models(package_models(federation, answers, "cuda"), expected)
+        check_models(package_models(federation, answers, device), expected)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
