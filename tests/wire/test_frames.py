@@ -39,6 +39,9 @@ def valid_frame(**changes: Any) -> bytes:
     return frame(STATISTICS, VALUES, **header)
 
 
+VALID = valid_frame()
+
+
 def with_bytes(data: bytes, at: int, new: bytes) -> bytes:
     return sealed(data[:at] + new + data[at + len(new) :])
 
@@ -53,7 +56,7 @@ def intake(message: Message = STATISTICS, senders: tuple[int, ...] = (0, 1, 2)) 
 def test_the_bytes_of_a_frame_by_hand() -> None:
     payload = bytes.fromhex("0000003f000000c00000803f00000000")
     header = bytes.fromhex("50464c4d 01 00 0000 03000000 01000000 11000000 1000000000000000 0102030405060708")
-    assert valid_frame() == header + struct.pack("<I", zlib.crc32(header + payload)) + payload
+    assert header + struct.pack("<I", zlib.crc32(header + payload)) + payload == VALID
 
 
 def test_a_buffer_can_be_reused() -> None:
@@ -74,7 +77,7 @@ def test_a_buffer_can_be_reused() -> None:
 
 
 def test_accepted_values_do_not_change_with_the_buffer() -> None:
-    buffer = bytearray(valid_frame())
+    buffer = bytearray(VALID)
     received = intake().accept(buffer)
     buffer[:] = bytes(len(buffer))
     assert received.values["mean"].tolist() == [0.5, -2]
@@ -112,39 +115,28 @@ def test_wrong_numbers_in_a_header_are_refused(changes: dict[str, Any]) -> None:
 u64 = struct.Struct("<Q").pack
 REFUSED = [
     pytest.param(b"", TruncatedError, "got 0 bytes, expected a header of 40", id="nothing"),
-    pytest.param(valid_frame()[:40], TruncatedError, "payload: got 0 bytes, expected 16", id="payload-missing"),
-    pytest.param(with_bytes(valid_frame()[:-4], 20, u64(12)), TruncatedError, "up to field 'variance'", id="field-cut"),
-    pytest.param(valid_frame() + b"\0", OversizedError, "payload: got 17 bytes", id="one-byte-more"),
+    pytest.param(VALID[:40], TruncatedError, "payload: got 0 bytes, expected 16", id="payload-missing"),
+    pytest.param(with_bytes(VALID[:-4], 20, u64(12)), TruncatedError, "up to field 'variance'", id="field-cut"),
+    pytest.param(VALID + b"\0", OversizedError, "payload: got 17 bytes", id="one-byte-more"),
+    pytest.param(with_bytes(VALID + b"\0", 20, u64(17)), OversizedError, "got 17 bytes", id="one-byte-more-declared"),
     pytest.param(
-        with_bytes(valid_frame() + b"\0", 20, u64(17)), OversizedError, "got 17 bytes", id="one-byte-more-declared"
+        with_bytes(VALID[:-1], 20, u64(14)), OversizedError, "payload: got 15 bytes, expected 14", id="less-declared"
     ),
-    pytest.param(
-        with_bytes(valid_frame()[:-1], 20, u64(14)),
-        OversizedError,
-        "payload: got 15 bytes, expected 14",
-        id="less-declared",
-    ),
-    pytest.param(
-        with_bytes(valid_frame(), 20, u64((1 << 64) - 1)), OversizedError, "expected at most 16", id="length-2^64-1"
-    ),
-    pytest.param(with_bytes(valid_frame(), 0, b"PFLN"), MagicError, "got b'PFLN', expected b'PFLM'", id="magic"),
-    pytest.param(with_bytes(valid_frame(), 4, b"\2"), VersionError, "got 2, expected 1", id="version-2"),
-    pytest.param(valid_frame()[:36] + b"\0\0\0\0" + valid_frame()[40:], ChecksumError, "got 00000000", id="checksum"),
-    pytest.param(valid_frame()[:-1] + b"\1", ChecksumError, "changed on the way", id="payload-changed"),
-    pytest.param(with_bytes(valid_frame(), 6, b"\1\0"), DecodeError, "reserved: got 1, expected 0", id="reserved"),
+    pytest.param(with_bytes(VALID, 20, u64((1 << 64) - 1)), OversizedError, "expected at most 16", id="length-2^64-1"),
+    pytest.param(with_bytes(VALID, 0, b"PFLN"), MagicError, "got b'PFLN', expected b'PFLM'", id="magic"),
+    pytest.param(with_bytes(VALID, 4, b"\2"), VersionError, "got 2, expected 1", id="version-2"),
+    pytest.param(VALID[:36] + b"\0\0\0\0" + VALID[40:], ChecksumError, "got 00000000", id="checksum"),
+    pytest.param(VALID[:-1] + b"\1", ChecksumError, "changed on the way", id="payload-changed"),
+    pytest.param(with_bytes(VALID, 6, b"\1\0"), DecodeError, "reserved: got 1, expected 0", id="reserved"),
     pytest.param(
         valid_frame(digest=bytes(8)), DigestError, "got 0000000000000000, expected 0102030405060708", id="digest"
     ),
-    pytest.param(with_bytes(valid_frame(), 5, b"\1"), KindError, "got 1, expected 0", id="kind-of-the-reply"),
+    pytest.param(with_bytes(VALID, 5, b"\1"), KindError, "got 1, expected 0", id="kind-of-the-reply"),
     pytest.param(valid_frame(round=4), RoundError, "got 4, expected 3", id="round-after"),
     pytest.param(valid_frame(sender=3), SenderError, "got 3, which takes no part", id="unknown-sender"),
     pytest.param(valid_frame(samples=0), DecodeError, "samples: got 0 from sender 1", id="no-samples"),
-    pytest.param(
-        with_bytes(valid_frame(), 40, struct.pack("<f", math.nan)), DecodeError, "'mean': got nan", id="mean-nan"
-    ),
-    pytest.param(
-        with_bytes(valid_frame(), 52, struct.pack("<f", -1)), DecodeError, "at least 0", id="variance-negative"
-    ),
+    pytest.param(with_bytes(VALID, 40, struct.pack("<f", math.nan)), DecodeError, "'mean': got nan", id="mean-nan"),
+    pytest.param(with_bytes(VALID, 52, struct.pack("<f", -1)), DecodeError, "at least 0", id="variance-negative"),
 ]
 
 
@@ -155,7 +147,7 @@ def test_a_wrong_frame_is_refused_with_its_error(data: bytes, error: type[WireEr
         receiver.accept(data)
     assert type(caught.value) is error
     assert text in str(caught.value)
-    assert receiver.accept(valid_frame()).sender == 1  # a refused frame changes nothing
+    assert receiver.accept(VALID).sender == 1  # a refused frame changes nothing
 
 
 def test_checks_have_the_order_of_the_page() -> None:
@@ -163,7 +155,7 @@ def test_checks_have_the_order_of_the_page() -> None:
     wrong = struct.pack("<4sBBHIIIQ8s", b"XXXX", 9, 9, 9, 9, 9, 0, 1 << 40, bytes(8)) + bytes(4)
     wrong += struct.pack("<4f", math.nan, 0, 0, 0)
     corrected, order = bytearray(wrong), list[str]()
-    true = valid_frame()
+    true = VALID
     fixes = [(0, 4), (4, 5), (20, 28), None, (6, 8), (28, 36), (5, 6), (8, 12), (12, 16), (16, 20), (40, 56)]
     for fix in fixes:
         with pytest.raises(WireError) as caught:
@@ -182,8 +174,8 @@ def test_checks_have_the_order_of_the_page() -> None:
 
 def test_a_repeated_sender_is_refused() -> None:
     receiver = intake()
-    accepted = [receiver.accept(valid_frame()).sender]
-    for again in (valid_frame(), valid_frame(samples=99)):
+    accepted = [receiver.accept(VALID).sender]
+    for again in (VALID, valid_frame(samples=99)):
         with pytest.raises(SenderError, match="a second message of 1 in one exchange"):
             receiver.accept(again)
     accepted += [receiver.accept(valid_frame(sender=k)).sender for k in (0, 2)]
@@ -216,7 +208,7 @@ def test_rows_have_the_frames_of_single_messages() -> None:
 
 @pytest.mark.parametrize("length", [1 << 20, (1 << 64) - 1])
 def test_a_false_length_allocates_no_memory(length: int) -> None:
-    data, receiver = with_bytes(valid_frame(), 20, u64(length)), intake()
+    data, receiver = with_bytes(VALID, 20, u64(length)), intake()
     with pytest.raises(WireError):  # memory that the first call keeps (caches, names) is not counted
         receiver.accept(data)
     tracemalloc.start()

@@ -287,7 +287,7 @@ def flip_last_bit(federation: Federation, client: int) -> None:
     state = federation.state()
     model = state["state"]["model"].clone()
     own = model[state["trained"].index(client)]
-    own[own.abs().argmax()].view(torch.int32).bitwise_xor_(1)  # the largest, which no step rounds away
+    own[own.abs().argmax()].view(torch.int32).bitwise_xor_(1)  # the largest one, which no step rounds off
     federation.load({**state, "state": {**state["state"], "model": model}})
 
 

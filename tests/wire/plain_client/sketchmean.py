@@ -47,7 +47,7 @@ class MeanRun(Agreement):
         return [f32(self.learning_rate / math.sqrt(m)) for m in self.sizes]
 
     @property
-    def kept(self) -> int:
+    def answer_entries(self) -> int:
         return max(1, math.floor(self.answer * len(self.initial)))
 
     def fields(self, kind: int) -> tuple[Field, ...]:
@@ -55,7 +55,7 @@ class MeanRun(Agreement):
         if kind == UP:
             return Signs(sum(self.sizes)), Mask(len(self.layers)), Mask(1), MaskedBytes(2, 8)
         if kind == DOWN:
-            return (*stc_fields(self.kept, n), scale)
+            return (*stc_fields(self.answer_entries, n), scale)
         return (Floats(n), scale) if kind == MODEL else (Count(), Places(n), MaskedRows(1, n, 1), scale)
 
 
@@ -140,7 +140,7 @@ class MeanServer:
             first = run.start[layer]
             self.scales[layer] = f32(min(max(moving, first * 2.0**-20), first * 2.0**40))
             at += m
-        sent = ternary(self.z, run.kept)
+        sent = ternary(self.z, run.answer_entries)
         self.z = add_sparse(self.z, -1.0, sent)
         answer = run.frame(DOWN, self.round, SERVER, 0, [*sent, self.scales])
         self.history.append(add_sparse(self.w, 1.0, sent))
