@@ -211,7 +211,7 @@ FAULTS = (
           "deploy/test_left_out.py -k node_refuses"),
     Fault("deploy-refused", "deploy", "What was meant for a node that could not be reached is counted as sent.",
           "deploy/nodes.py", "                    reached.discard(client)", "                    pass",
-          "deploy/test_away.py -k was_away"),
+          "deploy/test_dropouts.py -k missed_answers"),
     Fault("deploy-trip", "deploy", "Requests of the next trip carry the number of the last one.",
           "engine/server.py", "trip=state.trip + 1", "trip=state.trip",
           "deploy/test_same_run.py -k every_method"),

@@ -1,5 +1,5 @@
-"""What tests of nodes share."""
+"""The fixture that all tests of nodes use."""
 
-from fleet import closed_nodes
+from fleet import close_nodes
 
-__all__ = ["closed_nodes"]
+__all__ = ["close_nodes"]

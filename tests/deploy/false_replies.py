@@ -1,5 +1,5 @@
-"""Replies that a registered node must not get through. Each is made from the honest reply, so that all but one thing in
-it is valid. Nodes in this process tell these lies in `test_left_out` and `test_limits`, real ones in
+"""False replies of a registered node, which the server must not accept. Each is the honest reply with one change.
+Nodes in this process send them in `test_left_out`, `test_reports` and `test_limits`, real ones in
 `test_flower_attacks`."""
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ LIAR = 2
 MOST = 2**32 - 1
 FORGED = "\x1b[2Jround 9/9: 3 trained\nround 9/9: P-acc 100.00 %"
 Lie = Callable[[Envelope, Node], Any]
-"""The honest reply, and the node it is of; what is replied, None for nothing."""
+"""From the honest reply and its node to the reply that is sent, None for no reply."""
 
 
 def lying_route(lie: Lie, fleet: Callable[[], Fleet]) -> Route:
-    """A way on which the liar's replies are changed."""
+    """A route on which the liar's replies are changed."""
 
     def route(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes | None:
         reply = handle(request)
@@ -50,12 +50,12 @@ def change_records(reply: Envelope, code: Code, change: Callable[[Record], Recor
 
 
 def with_fields(**values: Any) -> Lie:
-    """Of which some is other, with a checksum that fits."""
+    """A reply with other fields and a valid checksum."""
     return lambda reply, node: replace(reply, **values).encode()
 
 
 def with_frame(at: int, code: str, value: Any) -> Lie:
-    """Whose message has another number at some byte, and a checksum that fits."""
+    """A reply whose message has another number at some byte and a valid checksum."""
 
     def change(each: Record) -> Record:
         data = bytearray(each.data)
@@ -94,7 +94,7 @@ MESSAGES: dict[str, tuple[Lie, str]] = {
     "a weight above what it holds": (many_claimed, "samples: got 4294967295, expected"),
     "NaN": (not_a_number, "expected a finite number"),
 }
-"""Lies whose message alone is bad, and why they are left out."""
+"""Lies of which only the message is false, and the reasons for which they are left out."""
 REPLIES: dict[str, tuple[Lie, str]] = {
     "nothing": (lambda reply, node: None, "no reply within"),
     "garbage": (garbage, "MagicError"),
@@ -113,7 +113,7 @@ REPLIES: dict[str, tuple[Lie, str]] = {
 
 
 def escapes(reply: Envelope, node: Node) -> bytes:
-    """A refusal with escapes and lines of a log."""
+    """A refusal with terminal escapes and forged lines of a log."""
     return refusal(reply, Reason.FAILED, FORGED, 0)
 
 
@@ -122,12 +122,12 @@ def two_answers_known(reply: Envelope, node: Node) -> bytes:
 
 
 def many_records(reply: Envelope, node: Node) -> bytes:
-    """No more bytes than allowed, but 7 records, where at most 6 are."""
+    """No more bytes than allowed, but 7 records, where 6 are allowed."""
     return replace(reply, records=(Record(Code.ANSWERS_KNOWN, 0), *[Record(Code.TRAIN, 9)] * 6)).encode()
 
 
 def one_record_more(reply: Envelope, node: Node) -> bytes:
-    """Than asked for, but as many as allowed: there is room for splits that are not measured."""
+    """One more than requested, but as many as allowed: splits that are not measured leave room."""
     return _add_records(reply, Record(Code.TRAIN, 9))
 
 
@@ -149,7 +149,7 @@ def too_large(reply: Envelope, node: Node) -> bytes:
 
 
 def most_samples(reply: Envelope, node: Node) -> bytes:
-    """As many test samples as the field can name, all of them predicted correctly."""
+    """The largest number of test samples that the field can hold, all of them predicted correctly."""
     return change_records(reply, Code.MEASURED, lambda each: measurement_record(Split(each.index), MOST, 0.0, MOST))
 
 

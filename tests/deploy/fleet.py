@@ -1,4 +1,4 @@
-"""Nodes in this process, as whoever carries messages sees them; and what a run in one process says beside them."""
+"""Nodes in this process behind a transport, and the run in one process to compare them with."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ CLIENTS = 4
 
 
 class Killed(BaseException):
-    """Nothing catches it: what is in memory is gone, what is on the disk stays."""
+    """Stands for a kill: no handler catches it, so memory is lost and the disk remains."""
 
 
 def make_config(method: str, out: Path | str = "", /, *, clients: int = CLIENTS, **chosen: Any) -> Config:
-    """Few steps on digits; keys by section, as `train={"rounds": 3}`."""
+    """Few steps on digits; settings are given by section, as `train={"rounds": 3}`."""
     tables = {
         "data": {"clients": clients},
         "model": {"hidden": 12},
@@ -41,28 +41,27 @@ def make_config(method: str, out: Path | str = "", /, *, clients: int = CLIENTS,
 
 
 Route = Callable[[int, bytes, Callable[[bytes], bytes]], bytes | None]
-"""A client, a request to it, and what handles it; what arrives at the server."""
+"""(client, request, handler) to the reply that arrives at the server, None for no reply."""
 
 
 FLEETS: list[Fleet] = []
-"""Those made in a test, to be closed after it."""
+"""All fleets of a test, to be closed after it."""
 
 
 @dataclass
 class Fleet:
-    """A node a client. With `fresh`, one is opened for every message, as an engine that starts processes does it."""
+    """One node for each client."""
 
     config: Config
     folder: Path
     route: Route = lambda client, request, handle: handle(request)
-    fresh: bool = False
-    before: Callable[[dict[int, bytes]], None] = lambda requests: None
-    after: Callable[[dict[int, bytes]], None] = lambda requests: None
-    """Called with the requests of a trip before it, and after it."""
+    before_trip: Callable[[dict[int, bytes]], None] = lambda requests: None
+    after_trip: Callable[[dict[int, bytes]], None] = lambda requests: None
+    """Called with the requests of each trip."""
     handler: Callable[[Node], Callable[[bytes], bytes]] = lambda node: node.handle
-    """What of a node handles requests."""
+    """The function that handles the requests to a node."""
     trips: list[dict[int, tuple[bytes, bytes | None]]] = field(default_factory=list)
-    """Requests and what arrived."""
+    """Requests and the replies that arrived, by client, for each trip."""
     data: dict[int, Any] = field(default_factory=dict)
     nodes: dict[int, Node] = field(default_factory=dict)
 
@@ -70,8 +69,6 @@ class Fleet:
         FLEETS.append(self)
 
     def node(self, client: int) -> Node:
-        if self.fresh:
-            self.close(client)
         if client not in self.nodes:
             self.nodes[client] = Node(self.config, client, self.folder, self.data.get(client))
         return self.nodes[client]
@@ -80,41 +77,41 @@ class Fleet:
         if client in self.nodes:
             self.nodes.pop(client).close()
 
-    def lose(self, client: int) -> None:
-        """The disk of a node."""
+    def delete_state(self, client: int) -> None:
+        """As after the loss of a node's disk."""
         path = self.node(client).path
         self.close(client)
         path.unlink()
 
     def send(self, requests: dict[int, bytes], timeout: float) -> dict[int, bytes]:
-        self.before(requests)
-        came = {
+        self.before_trip(requests)
+        replies = {
             client: self.route(client, data, lambda given, client=client: self.handler(self.node(client))(given))
             for client, data in requests.items()
         }
-        self.trips.append({client: (data, came[client]) for client, data in requests.items()})
-        self.after(requests)
-        return {client: data for client, data in came.items() if data is not None}
+        self.trips.append({client: (data, replies[client]) for client, data in requests.items()})
+        self.after_trip(requests)
+        return {client: data for client, data in replies.items() if data is not None}
 
-    def transport_bytes(self, client: int = -1, away: range = range(0)) -> dict[str, int]:
-        """Bytes of all envelopes, without those of a client in the trips in which it was away."""
+    def transport_bytes(self, client: int = -1, missed: range = range(0)) -> dict[str, int]:
+        """Bytes of all envelopes, except those of a client in the trips that it missed."""
         pairs = [
             pair
             for number, trip in enumerate(self.trips)
             for k, pair in trip.items()
-            if k != client or number not in away
+            if k != client or number not in missed
         ]
         return {"down": sum(len(down) for down, _ in pairs), "up": sum(len(up or b"") for _, up in pairs)}
 
 
 def serve_run(config: Config, fleet: Fleet) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Summary and metrics of a run on nodes."""
+    """Run on nodes; summary and metrics."""
     summary = serve(config, fleet)
     return summary, RunDirectory(Path(config.run.out)).read_metrics()
 
 
 def own_data() -> tuple[dict[str, str], dict[int, Any], tuple[int, ...]]:
-    """Settings of the section [data] for nodes with data of their own, those data, and N_k, which the server does not
+    """For nodes with data of their own: settings of the section [data], those data, and N_k, which the server does not
     know."""
     source = prepare(make_config("local")).data
     named = {"dataset": "custom", "class_names": ",".join(map(str, range(10))), "sample_shape": "1x8x8"}
@@ -124,12 +121,12 @@ def own_data() -> tuple[dict[str, str], dict[int, Any], tuple[int, ...]]:
 
 
 def simulate(config: Config) -> Run:
-    """The same run in one process: a cohort a client."""
+    """The same run in one process, one cohort for each client."""
     return start_run(config.with_run(out=""))
 
 
-class _Without:
-    """All take part but one client, or in some phases only."""
+class _AllExcept:
+    """All clients take part, except one in some phases, or in all of them."""
 
     count = CLIENTS
 
@@ -137,28 +134,28 @@ class _Without:
         self._client, self._phases = client, phases
 
     def of(self, phase: int) -> tuple[int, ...]:
-        away = self._phases is None or phase in self._phases
-        return tuple(k for k in range(CLIENTS) if k != self._client or not away)
+        absent = self._phases is None or phase in self._phases
+        return tuple(k for k in range(CLIENTS) if k != self._client or not absent)
 
 
 def simulate_without(
     config: Config, client: int, phases: range | None = None
 ) -> tuple[list[dict[str, Any]], Federation]:  # fmt: skip
-    """The run in one process in which a client takes no part."""
+    """The run in one process in which a client takes no part; metrics and federation."""
     federation = prepare(config)
-    federation.participation = _Without(client, phases)  # type: ignore[assignment]
+    federation.participation = _AllExcept(client, phases)  # type: ignore[assignment]
     running = ActiveRun(config, federation)
     run_rounds(running, ())
     return running.metrics, federation
 
 
 def comparable(record: dict[str, Any]) -> dict[str, Any]:
-    """Without the time it took, and what only a run on nodes has."""
+    """Without the duration and the values that only a run on nodes has."""
     return {key: value for key, value in record.items() if key not in ("seconds", "transport", "left_out", "weakened")}
 
 
 def check_same_run(fleet: Fleet, config: Config | None = None) -> None:
-    """Metrics and summary, and models, optimisers and what the method keeps: those of the run in one process."""
+    """Metrics, summary, models, and states of optimisers and methods equal those of the run in one process."""
     config = config or fleet.config
     directory, expected = RunDirectory(Path(config.run.out)), simulate(config)
     assert [comparable(each) for each in directory.read_metrics()] == [comparable(each) for each in expected.metrics]
@@ -166,30 +163,30 @@ def check_same_run(fleet: Fleet, config: Config | None = None) -> None:
     check_states(fleet, expected.federation)
 
 
-def check_states(fleet: Fleet, federation: Federation, but: int | None = None) -> None:
-    """Every client that ever took part, `but` one: model, optimiser, statistics and what the method keeps, bit for bit;
-    of one that is away, as far as a federation keeps it."""
-    kept = federation.state()
-    for row, client in enumerate(kept["trained"]):
-        if client == but:
+def check_states(fleet: Fleet, federation: Federation, skip: int | None = None) -> None:
+    """Model and states of optimiser, statistics and method, bit for bit, of every client that took part, except `skip`;
+    of an absent client, what a federation keeps of it."""
+    expected = federation.state()
+    for row, client in enumerate(expected["trained"]):
+        if client == skip:
             continue
         own = fleet.node(client).state.cohort
-        assert torch.equal(own.params[0], kept["params"][row])
-        assert torch.equal(own.momentum[0], kept["momentum"][row])
+        assert torch.equal(own.params[0], expected["params"][row])
+        assert torch.equal(own.momentum[0], expected["momentum"][row])
         for name in ("buffers", "state"):
-            assert same(getattr(own, name), {key: value[row : row + 1] for key, value in kept[name].items()})
-    away = kept["away"]
-    for row, client in enumerate(away["ids"].tolist() if away else ()):
+            assert same(getattr(own, name), {key: value[row : row + 1] for key, value in expected[name].items()})
+    absent = expected["away"]
+    for row, client in enumerate(absent["ids"].tolist() if absent else ()):
         own = fleet.node(client).state.cohort
-        if away["params"].shape[1]:
-            assert torch.equal(own.params[0], away["params"][row])
-        for name, value in away["state"].items():
+        if absent["params"].shape[1]:
+            assert torch.equal(own.params[0], absent["params"][row])
+        for name, value in absent["state"].items():
             assert torch.equal(own.state[name][0], value[row])
 
 
 @pytest.fixture(autouse=True)
-def closed_nodes() -> Iterator[None]:
-    """Nodes hold their directories until they are closed."""
+def close_nodes() -> Iterator[None]:
+    """Nodes lock their directories until they are closed."""
     yield
     while FLEETS:
         fleet = FLEETS.pop()

@@ -1,4 +1,4 @@
-"""Envelopes: what goes in comes out, and whatever is changed on the way is a typed error or a refusal."""
+"""Envelopes: their bytes, and changed envelopes, which cause a typed error or a refusal."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ SOME = Envelope(
 )  # fmt: skip
 
 
-def summed(data: bytes) -> bytes:
-    """With the checksum that fits."""
+def with_checksum(data: bytes) -> bytes:
+    """The envelope with a valid checksum."""
     whole = bytearray(data)
     if len(whole) >= ENVELOPE_BYTES:
         whole[40:44] = struct.pack("<I", zlib.crc32(bytes(whole[:40]) + bytes(whole[44:])))
@@ -49,7 +49,7 @@ def summed(data: bytes) -> bytes:
 
 
 def mutated(data: bytes, random_: random.Random) -> bytes:
-    """A few bytes changed, put in, cut out or repeated; half of the time with a length and a checksum that fit."""
+    """A few bytes changed, inserted, removed or repeated; half of the time with valid length and checksum."""
     found = bytearray(data)
     for _ in range(random_.randint(1, 4)):
         at = random_.randrange(len(found) + 1)
@@ -66,34 +66,30 @@ def mutated(data: bytes, random_: random.Random) -> bytes:
                 found += found[at:]
     if random_.random() < 0.5 and len(found) >= ENVELOPE_BYTES:
         found[32:40] = struct.pack("<Q", len(found) - ENVELOPE_BYTES)
-        return summed(bytes(found))
+        return with_checksum(bytes(found))
     return bytes(found)
 
 
-def test_there_and_back() -> None:
+def test_the_bytes_of_an_envelope_by_hand() -> None:
+    envelope = Envelope(Kind.REPLY, b"12345678", 2, 3, 4, (Record(Code.ANSWERS_KNOWN, 5, 1, 6, b"data"),))
+    body = bytes([Code.ANSWERS_KNOWN, 1, 6, 0, 5, 0, 0, 0, 4]) + bytes(7) + b"data"
+    header = b"PFLE\x01\x02\0\0" + b"12345678" + struct.pack("<IIQQ", 2, 3, 4, 20)
+    assert envelope.encode() == header + struct.pack("<I", zlib.crc32(header + body)) + body
     assert decode(SOME.encode()) == SOME
-    assert len(SOME.encode()) == ENVELOPE_BYTES + 3 * 16 + len(b"an answer")
     assert SOME.reply().kind == Kind.REPLY
-
-
-def test_the_bytes_by_hand() -> None:
-    data = Envelope(Kind.REPLY, b"12345678", 2, 3, 4, (Record(Code.ANSWERS_KNOWN, 5),)).encode()
-    body = bytes([5, 0, 0, 0, 5, 0, 0, 0]) + bytes(8)
-    header = b"PFLE\x01\x02\0\0" + b"12345678" + struct.pack("<IIQQ", 2, 3, 4, 16)
-    assert data == header + struct.pack("<I", zlib.crc32(header + body)) + body
 
 
 @pytest.mark.parametrize(
     ("data", "error"),
     [
         (b"", TruncatedError),
-        (summed(b"X" + SOME.encode()[1:]), MagicError),
-        (summed(SOME.encode()[:4] + b"\x02" + SOME.encode()[5:]), VersionError),
+        (with_checksum(b"X" + SOME.encode()[1:]), MagicError),
+        (with_checksum(SOME.encode()[:4] + b"\x02" + SOME.encode()[5:]), VersionError),
         (SOME.encode() + b"\0", OversizedError),
         (SOME.encode()[:-1], TruncatedError),
-        (summed(SOME.encode()[:5] + b"\x09" + SOME.encode()[6:]), KindError),
-        (summed(SOME.encode()[:6] + b"\x01" + SOME.encode()[7:]), DecodeError),
-        (summed(SOME.encode()[:44] + b"\x63" + SOME.encode()[45:]), DecodeError),
+        (with_checksum(SOME.encode()[:5] + b"\x09" + SOME.encode()[6:]), KindError),
+        (with_checksum(SOME.encode()[:6] + b"\x01" + SOME.encode()[7:]), DecodeError),
+        (with_checksum(SOME.encode()[:44] + b"\x63" + SOME.encode()[45:]), DecodeError),
     ],
 )
 def test_errors_are_typed(data: bytes, error: type[WireError]) -> None:
@@ -101,7 +97,7 @@ def test_errors_are_typed(data: bytes, error: type[WireError]) -> None:
         decode(data)
 
 
-def test_numbers_of_a_reply_are_checked() -> None:
+def test_impossible_numbers_in_a_reply_are_refused() -> None:
     assert read_training(training_record(1, 7, 0.5)) == (7, 0.5)
     assert read_measurement(measurement_record(Split.TEST, 3, 1.5, 4), percent=True) == (Split.TEST, (3, 1.5, 4))
     metric = measurement_record(Split.SHARED, -2.5, 1.5, 4)
@@ -117,20 +113,20 @@ def test_numbers_of_a_reply_are_checked() -> None:
             (read_training if record.code == Code.TRAIN else lambda each: read_measurement(each, True))(record)
 
 
-def test_a_refusal_says_why_in_words() -> None:
-    refused, heard = decode(refusal(SOME, Reason.ORDER, "é" * 5000, answers_known=4)).records
+def test_a_refusal_has_a_reason_and_a_short_text() -> None:
+    refused, known = decode(refusal(SOME, Reason.ORDER, "é" * 5000, answers_known=4)).records
     assert refusal_text(refused).startswith("order: éé")
     assert len(refusal_text(refused)) < 2000
-    assert heard == Record(Code.ANSWERS_KNOWN, 4)
+    assert known == Record(Code.ANSWERS_KNOWN, 4)
 
 
-def test_a_length_allocates_nothing() -> None:
+def test_a_false_length_allocates_no_memory() -> None:
     huge = SOME.encode()[:32] + struct.pack("<Q", 1 << 62) + SOME.encode()[40:]
     within = bytearray(SOME.encode())
     within[52:60] = struct.pack("<Q", 1 << 62)
     tracemalloc.start()
     try:
-        for data in (huge, summed(bytes(within))):
+        for data in (huge, with_checksum(bytes(within))):
             with pytest.raises(TruncatedError):
                 decode(data)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
@@ -139,8 +135,8 @@ def test_a_length_allocates_nothing() -> None:
 
 
 @pytest.mark.parametrize("method", ["pfedlms", "sketchvote"])
-def test_whatever_is_changed_is_an_error_or_a_refusal(method: str, tmp_path: Path) -> None:
-    """Of envelopes, of requests as a node sees them, and of replies as the server does."""
+def test_every_changed_envelope_is_an_error_or_a_refusal(method: str, tmp_path: Path) -> None:
+    """Changed requests at a node, and changed replies at the server."""
     random_ = random.Random(5)
     config = make_config(method, tmp_path / "run", train={"rounds": 2})
     fleet = Fleet(config, tmp_path / "nodes")
@@ -149,21 +145,21 @@ def test_whatever_is_changed_is_an_error_or_a_refusal(method: str, tmp_path: Pat
     refused = errors = 0
     with Fleet(config, tmp_path / "other").node(1) as node:
         for number in range(1500):
-            said = decode(node.handle(mutated(pairs[number % len(pairs)][0], random_)))
-            assert said.kind == Kind.REPLY
-            refused += said.records[0].code == Code.REFUSED
+            answer = decode(node.handle(mutated(pairs[number % len(pairs)][0], random_)))
+            assert answer.kind == Kind.REPLY
+            refused += answer.records[0].code == Code.REFUSED
     assert refused > 1300
     setup = RunSetup(config)
     server = Server(setup.terms)
     state = replace(server.begin(), ask_ahead=True)
-    (_, reply), came = pairs[0], {}
+    (_, reply), arrived = pairs[0], {}
     assert reply is not None
-    nodes = Nodes(setup, SimpleNamespace(send=lambda requests, timeout: {1: came["now"]}))
+    nodes = Nodes(setup, SimpleNamespace(send=lambda requests, timeout: {1: arrived["now"]}))
     for _ in range(2000):
         inbox = server.inbox(state, server.outbox(state))
-        came["now"] = mutated(reply, random_)
+        arrived["now"] = mutated(reply, random_)
         nodes.carry(inbox.requests, inbox)
-        assert (1 in inbox.failed) != (1 in inbox.trained)  # whole or not at all
+        assert (1 in inbox.failed) != (1 in inbox.trained)  # accepted as a whole or not at all
         assert inbox.aggregation is not None
         assert inbox.aggregation.valid == len(inbox.trained)
         errors += 1 in inbox.failed

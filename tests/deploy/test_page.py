@@ -1,4 +1,4 @@
-"""What docs/deploy.md shows runs as shown."""
+"""docs/deploy.md: its example runs, and its tables match the code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_example_runs(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["node-0", "node-1", "node-2", "node-3", "server"]
 
 
-def test_the_page_has_every_reason_and_the_right_sizes() -> None:
+def test_the_page_lists_every_reason_and_the_right_sizes() -> None:
     assert re.findall(r"^\| `(\w+)` \| ", PAGE.split("| a node refuses |")[1], re.MULTILINE) == [
         each.name.lower() for each in Reason
     ]

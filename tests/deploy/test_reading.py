@@ -1,4 +1,4 @@
-"""What a server writes: its log, and its run directory, read by the commands that read those of simulations."""
+"""The log and the run directory of a server; commands for simulations read them, too."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ PARAMETERS = 64 * 12 + 12 + 12 * 10 + 10
 AGAIN = "start the server again (./run.sh)"
 
 
-def broken_off(config: Config, folder: Path, trips: int, data: dict[int, Any] | None = None) -> Fleet:
-    """A run of which so many trips are kept."""
+def kill_after(config: Config, folder: Path, trips: int, data: dict[int, Any] | None = None) -> Fleet:
+    """A run whose server is killed after so many trips."""
 
     def route(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes | None:
         if len(fleet.trips) == trips:
@@ -38,15 +38,15 @@ def broken_off(config: Config, folder: Path, trips: int, data: dict[int, Any] | 
     return fleet
 
 
-@pytest.fixture(params=[("pfedlms", False), ("fedavg", True)], ids=["dealt", "own"])
-def begun(request: pytest.FixtureRequest, tmp_path: Path) -> Fleet:
-    """Three trips of a run in `run`."""
+@pytest.fixture(params=[("pfedlms", False), ("fedavg", True)], ids=["partitioned", "own-data"])
+def interrupted(request: pytest.FixtureRequest, tmp_path: Path) -> Fleet:
+    """A run in `run` whose server was killed after three trips."""
     method, own = request.param
-    data, held, _ = own_data() if own else ({}, {}, ())
-    return broken_off(make_config(method, tmp_path / "run", data=data), tmp_path / "nodes", 3, held)
+    data, node_data, _ = own_data() if own else ({}, {}, ())
+    return kill_after(make_config(method, tmp_path / "run", data=data), tmp_path / "nodes", 3, node_data)
 
 
-def test_a_run_that_goes_on_is_shown_so_far(begun: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unfinished_run_is_shown(interrupted: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     assert not (out / "summary.json").exists()
     assert main(["show", str(out)]) == 0
@@ -55,11 +55,11 @@ def test_a_run_that_goes_on_is_shown_so_far(begun: Fleet, tmp_path: Path, capsys
     assert AGAIN in shown.err
     assert "resume" not in shown.err
     assert main(["show", str(out), "--json"]) == 0
-    told, last = json.loads(capsys.readouterr().out), RunDirectory(out).read_metrics()[-1]
-    assert (told["rounds"], told["accuracy"]["final"]) == (last["round"], last["p_acc"])
-    assert (told["parameters"], told["transport"]) == (PARAMETERS, last["transport"])
+    summary, last = json.loads(capsys.readouterr().out), RunDirectory(out).read_metrics()[-1]
+    assert (summary["rounds"], summary["accuracy"]["final"]) == (last["round"], last["p_acc"])
+    assert (summary["parameters"], summary["transport"]) == (PARAMETERS, last["transport"])
     assert main(["report", str(out), "-o", str(tmp_path / "r.html")]) == 0
-    assert begun.config.method in (tmp_path / "r.html").read_text()
+    assert interrupted.config.method in (tmp_path / "r.html").read_text()
 
 
 def test_a_run_that_failed_before_its_first_round_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,92 +72,90 @@ def test_a_run_that_failed_before_its_first_round_says_so(tmp_path: Path, capsys
     assert "0 rounds (failed): nothing measured" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["dealt", "own"])
-def test_before_the_first_trip(own: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A server that waits for its nodes has no checkpoint, and no column of samples where no node has said anything;
-    nobody goes on with it as with a simulation."""
+@pytest.mark.parametrize("own", [False, True], ids=["partitioned", "own-data"])
+def test_a_run_before_its_first_trip_is_shown_and_cannot_be_resumed(
+    own: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A server that waits for its nodes has no checkpoint, and no column of samples before a node reported any."""
     out = tmp_path / "run"
-    data, held, _ = own_data() if own else ({}, {}, ())
-    broken_off(make_config("pfedlms", out, data=data), tmp_path / "nodes", 0, held)
+    data, node_data, _ = own_data() if own else ({}, {}, ())
+    kill_after(make_config("pfedlms", out, data=data), tmp_path / "nodes", 0, node_data)
     assert not (out / "checkpoint.pt").exists()
     assert main(["show", str(out), "--clients", "--data-dir", str(tmp_path)]) == 0
-    said = capsys.readouterr()
-    assert AGAIN in said.err
-    assert not own or "train samples" not in said.out
+    output = capsys.readouterr()
+    assert AGAIN in output.err
+    assert not own or "train samples" not in output.out
     assert main(["resume", str(out)]) == 2
     assert AGAIN in capsys.readouterr().err
 
 
-def test_models_are_not_exported(begun: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Neither while the run goes on nor after it."""
+def test_models_are_not_exported(interrupted: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither during the run nor after it."""
     out, file = tmp_path / "run", str(tmp_path / "m")
     for _ in range(2):
         for which in (["--all", file], ["--client", "0", "-o", file], ["--global", "-o", file]):
             assert main(["export", str(out), *which]) == 2
-            said = capsys.readouterr().err
-            assert "models are on the nodes" in said
-            assert "Node.model()" in said
-            assert len(said.splitlines()) == 1
+            output = capsys.readouterr().err
+            assert "models are on the nodes" in output
+            assert "Node.model()" in output
+            assert len(output.splitlines()) == 1
         with pytest.raises(UsageError, match="models are on the nodes"):
             pfedlms.export(out, file)
-        begun.route = lambda client, request, handle: handle(request)
-        assert serve_run(begun.config, begun)[0]["status"] == "finished"
+        interrupted.route = lambda client, request, handle: handle(request)
+        assert serve_run(interrupted.config, interrupted)[0]["status"] == "finished"
 
 
-def test_only_its_server_goes_on(
-    begun: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_only_the_server_resumes_its_run(
+    interrupted: Fleet, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "run"
-    kept = (out / "checkpoint.pt").read_bytes()
+    checkpoint = (out / "checkpoint.pt").read_bytes()
     assert main(["resume", str(out)]) == 2
-    said = capsys.readouterr().err
-    assert "this is a run on nodes" in said
-    assert AGAIN in said
+    output = capsys.readouterr().err
+    assert "this is a run on nodes" in output
+    assert AGAIN in output
     with pytest.raises(UsageError, match="this is a run on nodes"):
-        pfedlms.resume(out, begun.data or None)
+        pfedlms.resume(out, interrupted.data or None)
     with pytest.raises(RunDirectoryError, match="holds a run already; start the server again"):
         RunDirectory(out).create("")
-    assert (out / "checkpoint.pt").read_bytes() == kept
+    assert (out / "checkpoint.pt").read_bytes() == checkpoint
 
-    def full(*_: Any) -> None:
+    def fail(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pfedlms.experiment.store.write_atomically", full)
+    monkeypatch.setattr("pfedlms.experiment.store.write_atomically", fail)
     with pytest.raises(pfedlms.PfedlmsError, match="make room, then repeat the same command"):
         RunDirectory(out).save_checkpoint({})
 
 
-def test_samples_are_what_nodes_reported_and_none_of_who_was_never_drawn(
+def test_numbers_of_samples_are_those_reported_by_participants(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data, held, samples = own_data()
+    data, node_data, samples = own_data()
     out = tmp_path / "run"
     config = make_config("fedavg", out, data=data, train={"participation": 0.25, "rounds": 2})
-    fleet = Fleet(config, tmp_path / "nodes", data=held)
+    fleet = Fleet(config, tmp_path / "nodes", data=node_data)
     serve_run(config, fleet)
-    # The last trip asks how those do who were away, and is no part of the run.
-    asked = {client for trip in fleet.trips[:-1] for client in trip}
-    assert len(asked) < CLIENTS
+    # The last trip measures absent clients and is not part of the run.
+    participants = {client for trip in fleet.trips[:-1] for client in trip}
+    assert len(participants) < CLIENTS
     assert main(["show", str(out), "--clients", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["per_client"]
-    assert [row["train samples"] for row in rows] == [samples[k] if k in asked else None for k in range(CLIENTS)]
+    assert [row["train samples"] for row in rows] == [samples[k] if k in participants else None for k in range(CLIENTS)]
 
 
-def test_a_finished_run_has_a_page_and_its_best_models_are_not_offered(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finished_run_has_a_report_and_offers_no_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = make_config("fedavg", tmp_path / "run", data={"validation": 0.2}, train={"patience": 3})
     serve_run(config, Fleet(config, tmp_path / "nodes"))
     assert main(["show", str(tmp_path / "run")]) == 0
-    said = capsys.readouterr().err
-    assert "V-acc was highest" in said
-    assert "export" not in said
+    output = capsys.readouterr().err
+    assert "V-acc was highest" in output
+    assert "export" not in output
     assert main(["report", str(tmp_path / "run"), "-o", str(tmp_path / "r.html")]) == 0
     assert "Accuracy against bytes" in (tmp_path / "r.html").read_text()
 
 
-def test_a_simulation_is_none(tmp_path: Path) -> None:
-    """And stays one, though a server tries to go on with it."""
+def test_a_server_does_not_resume_a_simulation(tmp_path: Path) -> None:
     config = make_config("fedavg", tmp_path / "run")
     start_run(config)
     with pytest.raises(RunDirectoryError, match="does not fit"):
@@ -178,8 +176,8 @@ def test_brackets_are_printed_as_they_are(tmp_path: Path, capsys: pytest.Capture
 
 @pytest.mark.filterwarnings("ignore:.*is left out")
 @pytest.mark.parametrize("every", [1, 2])
-def test_a_log_has_a_line_a_round(every: int, tmp_path: Path) -> None:
-    """Client 2 is away in the trip of round 2."""
+def test_the_log_has_one_line_for_each_round(every: int, tmp_path: Path) -> None:
+    """Client 2 does not reply in the trip of round 2."""
 
     def route(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes | None:
         return None if client == 2 and len(fleet.trips) == 2 else handle(request)

@@ -1,4 +1,4 @@
-"""What a node reports is checked: numbers that would fill the metrics leave their sender out, and the run continues."""
+"""Reports of nodes are checked: a node whose numbers would spoil the metrics is left out, and the run continues."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pfedlms.engine.transport import Code, Record, Split
 from pfedlms.experiment.config import Config
 
 
-def played(config: Config, fleet: Fleet) -> list[dict[str, Any]]:
+def serve_with_liar(config: Config, fleet: Fleet) -> list[dict[str, Any]]:
     """Metrics of a run with a liar; every number in its files is finite."""
     with pytest.warns(UserWarning, match=f"client {LIAR} is left out"):
         summary, metrics = serve_run(config, fleet)
@@ -36,27 +36,27 @@ def played(config: Config, fleet: Fleet) -> list[dict[str, Any]]:
     return metrics
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["the server knows the split", "data of the nodes' own"])
+@pytest.mark.parametrize("known", [True, False], ids=["known-split", "own-data"])
 @pytest.mark.parametrize(
-    ("lie", "said"),
+    ("lie", "reason"),
     [
         (lies.most_samples, f"measured: got {MOST} samples of "),
         (lies.large_loss, "samples and a loss of 1e+308, expected some and a loss of at most"),
         (lies.large_test_loss, "with a loss of 1e+308, expected a count of at most as many and a loss of at most"),
     ],
 )
-def test_a_report_beyond_what_can_be_leaves_its_sender_out(lie: Lie, said: str, known: bool, tmp_path: Path) -> None:
+def test_an_impossible_report_leaves_its_sender_out(lie: Lie, reason: str, known: bool, tmp_path: Path) -> None:
     named, own, _ = own_data()
     config = make_config("fedavg", tmp_path / "run", data={} if known else named)
     fleet = Fleet(config, tmp_path / "nodes", lying_route(lie, lambda: fleet), data={} if known else own)
-    metrics = played(config, fleet)
+    metrics = serve_with_liar(config, fleet)
     honest = [client for client in range(CLIENTS) if client != LIAR]
     assert [each["round"] for each in metrics] == [1, 2, 3]
     for each in metrics:
         assert each["clients"] == honest
-        assert said in each["left_out"][str(LIAR)]
+        assert reason in each["left_out"][str(LIAR)]
         assert len(each["client_acc"]) == len(honest)
-    # By hand, from what the honest nodes reported last.
+    # Computed from the last reports of the honest nodes.
     last = [next(trip[client][1] for trip in reversed(fleet.trips) if client in trip) for client in honest]
     found = [
         read_measurement(each, percent=True)[1]
@@ -69,32 +69,32 @@ def test_a_report_beyond_what_can_be_leaves_its_sender_out(lie: Lie, said: str, 
 
 
 def test_a_count_that_changes_during_the_run_leaves_its_sender_out(tmp_path: Path) -> None:
-    """Where the server does not know the split, a node's first count is what it is held to."""
+    """Where the server does not know the split, a node must repeat the count that it reported first."""
     named, own, _ = own_data()
     config = make_config("fedavg", tmp_path / "run", data=named)
     trips: list[int] = []
 
-    def one_more(said: Envelope, node: object) -> bytes:
+    def one_more(reply: Envelope, node: object) -> bytes:
         def change(each: Record) -> Record:
             split, (correct, loss, samples) = read_measurement(each, percent=True)
             trips.extend([1] * (split == Split.TEST))
             return measurement_record(split, correct, loss, samples + (len(trips) > 1)) if split == Split.TEST else each
 
-        return lies.change_records(said, Code.MEASURED, change)
+        return lies.change_records(reply, Code.MEASURED, change)
 
     fleet = Fleet(config, tmp_path / "nodes", lying_route(one_more, lambda: fleet), data=own)
-    metrics = played(config, fleet)
+    metrics = serve_with_liar(config, fleet)
     count = len(own[LIAR][1][1])
     assert str(LIAR) not in metrics[0]["left_out"]
     assert all(f"got {count + 1} samples of test, expected {count}" in e["left_out"][str(LIAR)] for e in metrics[1:])
 
 
 def test_a_model_of_1e38_leaves_its_sender_out(tmp_path: Path) -> None:
-    """Finite in every entry and valid as a message. Without `train.max_scale` the mean of all is of its size."""
+    """The message is valid and every entry finite; without `train.max_scale` the mean would be as large."""
     config = make_config("fedavg", tmp_path / "run", train={"max_scale": 100.0}, run={"quorum": 0.5})
 
     fleet = Fleet(config, tmp_path / "nodes", lying_route(lies.large_model, lambda: fleet))
-    metrics = played(config, fleet)
+    metrics = serve_with_liar(config, fleet)
     assert [each["round"] for each in metrics] == [1, 2, 3]
     for each in metrics:
         assert "model is more than train.max_scale = 100 times the others'" in each["left_out"][str(LIAR)]
@@ -103,9 +103,9 @@ def test_a_model_of_1e38_leaves_its_sender_out(tmp_path: Path) -> None:
     assert all(fleet.node(client).state.cohort.params.abs().max() < 10 for client in range(CLIENTS))
 
 
-def test_changes_that_no_other_report_has_are_warned_of_and_named(tmp_path: Path) -> None:
-    """From the first round on the liar reports a hundred times its loss and half its samples. Where nodes have data of
-    their own nobody can check that, so it is believed."""
+def test_a_report_that_jumps_unlike_the_others_is_warned_of(tmp_path: Path) -> None:
+    """From the first round on the liar reports a hundred times its loss and half its samples. With data of its own this
+    cannot be checked, so the report is accepted."""
     named, own, samples = own_data()
     config = make_config("fedavg", tmp_path / "run", data=named)
 
@@ -113,9 +113,9 @@ def test_changes_that_no_other_report_has_are_warned_of_and_named(tmp_path: Path
         samples, loss = read_training(each)
         return training_record(each.number, samples, 100 * loss)
 
-    def change(said: Envelope, node: Node) -> bytes:
-        node.samples = samples[LIAR] // 2  # in all that it sends from the next trip on
-        return said.encode() if said.trip < 1 else lies.change_records(said, Code.TRAIN, more)
+    def change(reply: Envelope, node: Node) -> bytes:
+        node.samples = samples[LIAR] // 2  # in all messages from the next trip on
+        return reply.encode() if reply.trip < 1 else lies.change_records(reply, Code.TRAIN, more)
 
     fleet = Fleet(config, tmp_path / "nodes", lying_route(change, lambda: fleet), data=own)
     text = rf"client {LIAR} reports {samples[LIAR] // 2} training samples, {samples[LIAR]} before and a loss of "
@@ -132,8 +132,8 @@ def test_changes_that_no_other_report_has_are_warned_of_and_named(tmp_path: Path
         ([(9, 2.5, 70.0), (9, 2.5, 70.0), (9, 2.5, 9.0)], {2: "an accuracy of 9.0 %, 50.0 % before"}),
         ([(9, 2.5, 60.0), (9, 2.5, 60.0), (8, 2.5, 0.1)], {2: "8 training samples, 9 before"}),
     ],
-    ids=["all alike", "loss", "accuracy", "samples"],
+    ids=["all-similar", "loss", "accuracy", "samples"],
 )
-def test_what_counts_as_a_jump(now: list[tuple[int, float, float]], named: dict[int, str]) -> None:
+def test_which_changes_are_unusual(now: list[tuple[int, float, float]], named: dict[int, str]) -> None:
     before = dict.fromkeys(range(3), Report(9, 2.5, 50.0))
     assert unusual_changes(before, {client: Report(*each) for client, each in enumerate(now)}) == named

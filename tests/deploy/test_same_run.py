@@ -1,4 +1,4 @@
-"""A run on nodes is the run in one process: accuracies, bytes and models."""
+"""A run on nodes equals the run in one process: accuracies, bytes and models."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def check(config: Any, tmp_path: Path, fresh: bool = False) -> Fleet:
-    fleet = Fleet(config, tmp_path / "nodes", fresh=fresh)
+def check(config: Any, tmp_path: Path) -> Fleet:
+    fleet = Fleet(config, tmp_path / "nodes")
     summary, metrics = serve_run(config, fleet)
     check_same_run(fleet)
     assert all(each["left_out"] == {} for each in metrics)
@@ -36,42 +36,34 @@ def check(config: Any, tmp_path: Path, fresh: bool = False) -> Fleet:
     return fleet
 
 
-@pytest.mark.parametrize(("method", "settings"), CASES)
-def test_every_method(method: str, settings: dict[str, Any], tmp_path: Path) -> None:
-    fleet = check(make_config(method, tmp_path / "run", method=settings, train={"momentum": 0.5}), tmp_path)
-    exchanges = len(fleet.node(0)._method.exchanges)
-    assert len(fleet.trips) == 1 + 3 * max(1, exchanges)  # the start, and a trip an exchange
-
-
 @pytest.mark.parametrize(
-    ("method", "settings", "share"),
+    ("method", "settings", "participation"),
     [
-        *((*case, 0.5) for case in CASES),
+        *((*case, share) for share in (1.0, 0.5) for case in CASES),
         *((method, {}, 0.2) for method in ("pfedlms", "sketchvote", "sketchmean", "fedavg", "obda")),
     ],
 )
-def test_some_of_the_clients(method: str, settings: dict[str, Any], share: float, tmp_path: Path) -> None:
-    """Who was away is caught up, and who is away at the end is measured on copies: `everyone` of the summary."""
-    chosen = {"participation": share, "rounds": 7, "momentum": 0.5}
-    config = make_config(method, tmp_path / "run", clients=6, method=settings, train=chosen)
-    check(config, tmp_path)
+def test_every_method(method: str, settings: dict[str, Any], participation: float, tmp_path: Path) -> None:
+    """Clients that missed answers catch up, and those absent at the end are measured on copies: `everyone` of the
+    summary."""
+    clients, rounds = (CLIENTS, 3) if participation == 1 else (6, 7)
+    train = {"participation": participation, "rounds": rounds, "momentum": 0.5}
+    fleet = check(make_config(method, tmp_path / "run", clients=clients, method=settings, train=train), tmp_path)
+    if participation == 1:
+        exchanges = len(fleet.node(0)._method.exchanges)
+        assert len(fleet.trips) == 1 + 3 * max(1, exchanges)  # the start, and one trip for each exchange
 
 
-def test_epochs_and_uniform_weights_on_nodes(tmp_path: Path) -> None:
-    """A node knows its own number of steps; stacked clients take as many as the largest of them."""
-    chosen = {"participation": 0.5, "rounds": 4, "local_epochs": 0.5, "weights": "uniform"}
-    check(make_config("scaffold", tmp_path / "run", clients=6, train=chosen), tmp_path)
-
-
-@pytest.mark.parametrize("method", ["pfedlms", "sketchvote", "fedavg"])
-def test_a_process_a_message(method: str, tmp_path: Path) -> None:
-    check(make_config(method, tmp_path / "run", data={"validation": 0.2}), tmp_path, fresh=True)
+def test_epochs_and_uniform_weights(tmp_path: Path) -> None:
+    """A node takes its own number of steps; stacked clients take as many as the largest of them."""
+    train = {"participation": 0.5, "rounds": 4, "local_epochs": 0.5, "weights": "uniform"}
+    check(make_config("scaffold", tmp_path / "run", clients=6, train=train), tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore:.*weighs less")
 @pytest.mark.parametrize("method", ["pfedlms", "fedavg", "sketchmean"])
-def test_other_settings(method: str, tmp_path: Path) -> None:
-    """Evaluation every other round, AdamW, a limit of weights that bites."""
+def test_adamw_sparse_evaluation_and_limited_weights(method: str, tmp_path: Path) -> None:
+    """The limit of weights changes the result, so the comparison means something."""
     train = {"optimizer": "adamw", "learning_rate": 0.002, "rounds": 5, "max_weight": 0.26}
     config = make_config(method, tmp_path / "run", train=train, run={"evaluate_every": 2})
     check(config, tmp_path)
@@ -79,21 +71,21 @@ def test_other_settings(method: str, tmp_path: Path) -> None:
     assert free.metrics[-1]["test_loss"] != simulate(config).metrics[-1]["test_loss"]
 
 
-def test_a_run_that_is_prolonged(tmp_path: Path) -> None:
-    """Two rounds, then three more: as five at once, but for the messages that the first end did not ask for."""
+def test_a_run_can_be_extended(tmp_path: Path) -> None:
+    """Two rounds, then three more, equal five at once, except that the first end asked for no messages."""
     for method in ("sketchvote", "pfedlms", "obda"):
         folder = tmp_path / method
         fleet = Fleet(make_config(method, folder / "run", train={"rounds": 2}), folder / "nodes")
         serve_run(fleet.config, fleet)
-        longer = make_config(method, folder / "run", train={"rounds": 5})
-        serve_run(longer, fleet)
-        check_same_run(fleet, longer)
+        extended = make_config(method, folder / "run", train={"rounds": 5})
+        serve_run(extended, fleet)
+        check_same_run(fleet, extended)
         assert len(fleet.trips) == 1 + 5 * len(fleet.node(0)._method.exchanges) + 1
         assert len(fleet.trips[0]) == CLIENTS
 
 
-def test_data_of_the_nodes_own_are_read_by_name(tmp_path: Path) -> None:
-    """Each node reads its own, with names for classes; in one process all are given in Python, with numbers."""
+def test_nodes_read_their_own_data_with_names_of_classes(tmp_path: Path) -> None:
+    """Each node has its own data with class names; in one process all data are given in Python, with class numbers."""
     data, pairs, _ = own_data()
     names = [f"class {number}" for number in range(10)]
     named = {client: tuple((x, [names[label] for label in y]) for x, y in own) for client, own in pairs.items()}
@@ -107,7 +99,7 @@ def test_data_of_the_nodes_own_are_read_by_name(tmp_path: Path) -> None:
         assert summary["classes"] == names
 
 
-def test_ends_that_number_classes_differently_have_another_digest(tmp_path: Path) -> None:
+def test_the_order_of_classes_is_part_of_the_digest(tmp_path: Path) -> None:
     held = (np.zeros((4, 3), dtype=np.float32), ["a", "b", "b", "a"])
     runs = set()
     for order in ("a,b,c", "b,a,c", "a,b,d"):
@@ -119,17 +111,17 @@ def test_ends_that_number_classes_differently_have_another_digest(tmp_path: Path
     assert len(runs) == 3
 
 
-def test_data_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_wrong_data_are_refused(tmp_path: Path) -> None:
     x = np.zeros((4, 3), dtype=np.float32)
     data = {"dataset": "custom", "class_names": "a,b", "sample_shape": "3"}
-    for own, said in [
+    for own, expected in [
         ((x, ["a", "b", "z", "a"]), "got the class 'z', expected one of the classes a, b"),
         ((x, [0, 1, 2, 1]), "got the class 2"),
         ((x[:, :2], ["a", "b", "b", "a"]), "got samples of shape"),
         ("no.such:function", "gave no data"),
         (None, "every node needs data of its own"),
     ]:
-        with pytest.raises(UsageError, match=re.escape(said)):
+        with pytest.raises(UsageError, match=re.escape(expected)):
             Node(make_config("fedavg", data=data), 0, tmp_path, own)
     with pytest.raises(UsageError, match=r"data\.class_names: got 'a', .*\ndata\.sample_shape: got '3x', "):
         Node(

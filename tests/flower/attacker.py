@@ -1,4 +1,4 @@
-"""A registered node that is hostile: it speaks Flower's fleet API by itself, with a key that the server knows."""
+"""A registered node that is hostile: it calls Flower's fleet API directly, with a key that the server knows."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
 SUPERLINK = 1
 Answer = Callable[["Attacker", str, bytes], Any]
-"""The kind of a message and its bytes; what is replied, if anything: bytes, or a RecordDict of Flower."""
+"""(attacker, kind of a message, its bytes) to the reply: bytes, a RecordDict of Flower, or None."""
 
 
 class Attacker:
-    """Online from `with` on. Messages that came, by kind, and what was answered to a push, in words."""
+    """Online inside `with`. `received` has the messages with their kinds, `failed` the errors of its own pushes."""
 
     def __init__(self, address: str, folder: Path, place: int, answer: Answer) -> None:
         self._address, self._folder, self._place, self.answer = address, folder, place, answer
-        self.came: list[tuple[str, bytes]] = []
+        self.received: list[tuple[str, bytes]] = []
         self.failed: list[str] = []
         self.run = 0
         self.node = 0
         self.about: Any = None
-        """Metadata of the message that came last."""
+        """Metadata of the last message."""
         self.ready, self._ended = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._live, daemon=True)
 
@@ -63,7 +63,7 @@ class Attacker:
                         return_type=Message,
                     )
                     data = message.content["pfedlms"]["bytes"]
-                    self.came.append((about.metadata.message_type, data))
+                    self.received.append((about.metadata.message_type, data))
                     self.about = about.metadata
                     reply = self.answer(self, about.metadata.message_type, data)
                     if reply is not None:
@@ -72,13 +72,13 @@ class Attacker:
                     self.failed.append(f"{type(error).__name__}: {error}")
 
     def reply(self, to: Any, data: Any, sender: int | None = None) -> None:
-        """In reply to a message whose metadata are these, under its own id or another one."""
-        left = to.created_at + to.ttl - time.time()  # a reply that would outlive its message is not taken
+        """Reply to the message with these metadata, under its own id or another one."""
+        left = to.created_at + to.ttl - time.time()  # Flower refuses a reply that outlives its message
         own = self.node if sender is None else sender
         self._pushed(data, own, to.src_node_id, to.message_id, to.message_type, to.src_task_id, left - 1)
 
     def forge(self, node: int, data: bytes) -> None:
-        """To another node, as if it was the server's: Flower asks for the SuperLink's id in it, not who sends it."""
+        """Send a message to another node as if from the server: Flower checks the id in it, not the sender."""
         self._pushed(data, SUPERLINK, node, "", "train.request", None, 60.0)
 
     def _pushed(

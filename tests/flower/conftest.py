@@ -1,14 +1,14 @@
-"""What tests over Flower share."""
+"""Fixtures and imports that all tests over Flower use."""
 
 import warnings
 from importlib.util import find_spec
 
-from fleet import closed_nodes
+from fleet import close_nodes
 
 if find_spec("flwr") is not None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what Flower's own imports warn of
+        warnings.simplefilter("ignore")  # of Flower's own imports
         import flwr.cli.build
         import flwr.supernode.fleet_http_connection  # noqa: F401
 
-__all__ = ["closed_nodes"]
+__all__ = ["close_nodes"]

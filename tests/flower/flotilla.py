@@ -65,7 +65,7 @@ def wait_until(fact: Callable[[], object], seconds: float, what: str) -> None:
 
 
 class Flotilla:
-    """One folder; what it starts is told by FLWR_HOME, which all of it inherits, and ended by its ids."""
+    """One deployment folder. Its processes are found by FLWR_HOME, which they inherit, and ended by their ids."""
 
     def __init__(self, folder: Path, nodes: int) -> None:
         self.folder, self.nodes, self.port, self.link_port = folder, nodes, free_port(), free_port()
@@ -89,7 +89,7 @@ class Flotilla:
         return done.stdout
 
     def start(self, name: str, *command: str, **environment: str) -> None:
-        """In the background; what it says goes to a file of its name."""
+        """Start a process in the background; its output goes to a file of its name."""
         with open(self.folder / f"{name}.log", "ab") as log:
             self.started[name] = subprocess.Popen(
                 command, cwd=self.folder, env={**self.environment, **environment}, stdout=log, stderr=log,
@@ -101,7 +101,7 @@ class Flotilla:
         return file.read_text(errors="replace") if file.exists() else ""
 
     def open(self, nodes: int = 0) -> Flotilla:
-        """The server and its gate, with the keys of all nodes, and the first nodes."""
+        """Start the server and its gate, with the keys of all nodes, and the first nodes."""
         self.server()
         self.call("./register.sh")
         self.start("gate", "./gate.sh")
@@ -115,11 +115,11 @@ class Flotilla:
         wait_until(lambda: listening_addresses(self.link_port), 120, "the server listens")
 
     def approve(self, *settings: str) -> None:
-        """As the owner of all nodes does it."""
+        """Approve a run on all nodes."""
         approve(self.folder, read_run_config([part for each in settings for part in ("--run-config", each)]))
 
     def node(self, number: int, *options: str, **environment: str) -> None:
-        # Each has a port of its own, and the script adds the node's number to what it is told.
+        # Each has its own port; the script adds the node's number to the given one.
         port = str(free_port() - number)
         self.start(f"node-{number}", f"./node-{number}.sh", *options, NODE_PORT=port, **environment)
 
@@ -139,14 +139,14 @@ class Flotilla:
         return self.log_text(name)
 
     def kill(self, name: str) -> None:
-        """At once, it and all it has started: -9."""
+        """Send SIGKILL to a process and all its children."""
         process = self.started.pop(name)
         for pid in [process.pid, *children(process.pid)]:  # nginx would start another worker
             kill(pid)
         process.wait()
 
     def end(self, name: str, seconds: float = 60) -> None:
-        """As its owner ends it: SIGTERM, to it and all it has started."""
+        """Send SIGTERM to a process and all its children, and wait for their end."""
         process = self.started.pop(name)
         everything = [process.pid, *children(process.pid)]
         for pid in everything:
@@ -162,7 +162,7 @@ class Flotilla:
 
     def __exit__(self, *_: object) -> None:
         for _ in range(5):
-            for pid in sorted(processes_of(self.home)):  # what starts others first
+            for pid in sorted(processes_of(self.home)):  # parents first
                 kill(pid)
         for process in self.started.values():
             for pid in [process.pid, *children(process.pid)]:  # nginx hides its environment
@@ -175,7 +175,7 @@ class Flotilla:
 
 
 class Memory:
-    """MiB of the server's processes: at first, and the most while it watches, which is inside `with`."""
+    """MiB of the server's processes inside `with`: the first value and the largest."""
 
     MARKS: ClassVar = {"gate": "nginx", "superlink": "flower.superlink", "server": "flwr-serverapp"}
 
@@ -211,7 +211,7 @@ def run_config(chosen: dict[str, Any]) -> str:
 
 
 def check(flotilla: Flotilla, chosen: dict[str, Any], state: str = "state") -> list[dict[str, Any]]:
-    """Metrics, summary and every node's model: those of the run in one process."""
+    """Metrics, summary and every node's model equal those of the run in one process."""
     config = flotilla.config(**chosen)
     directory = RunDirectory(Path(config.run.out))
     metrics, expected = directory.read_metrics(), simulate(config.with_run(out=""))
@@ -244,7 +244,7 @@ def alive(pid: int) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """All that a process has started, and what those have, the youngest first."""
+    """All descendants of a process, the youngest first."""
     try:
         own = [int(each) for file in Path(f"/proc/{pid}/task").glob("*/children") for each in file.read_text().split()]
     except OSError:

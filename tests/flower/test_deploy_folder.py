@@ -1,4 +1,4 @@
-"""What `pfedlms deploy init` writes: all keys, documented; scripts that are valid; nothing overwritten."""
+"""The folder of `pfedlms deploy init`: its settings, scripts, keys, approvals and upgrades."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from pfedlms.methods import METHODS
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Of three nodes."""
+    """A folder for three nodes."""
     write_folder(tmp_path / "f", 3)
     return tmp_path / "f"
 
@@ -44,12 +44,12 @@ def call(folder: Path, *command: str, **more: Any) -> subprocess.CompletedProces
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, **more)
 
 
-def declared() -> dict[str, Any]:
+def declared_settings() -> dict[str, Any]:
     return approval.declared_settings(render_pyproject())
 
 
-def test_a_run_is_compared_with_the_allow_list(tmp_path: Path) -> None:
-    """One line of it, written by hand: an app that declares 3 rounds, to be run with 5."""
+def test_a_run_must_be_on_the_allow_list(tmp_path: Path) -> None:
+    """An entry written by hand: an app that declares 3 rounds, approved with 5."""
     with ZipFile(made := BytesIO(), "w") as archive:
         archive.writestr("pyproject.toml", "[tool.flwr.app.config.train]\nrounds = 3\n")
     app, file = made.getvalue(), tmp_path / approval.NODE
@@ -59,34 +59,34 @@ def test_a_run_is_compared_with_the_allow_list(tmp_path: Path) -> None:
     file.write_text(json.dumps({"app": known, "configuration": five, "settings": {}}) + "\n\n")
     assert approval.check(file, app, {"train.rounds": 5}) == known
     assert approval.check(file, app, {"train.rounds": 5, "run.timeout": 9, "flower.wait": 1}) == known
-    for content, override, said in (
+    for content, override, expected in (
         (app, {}, "but not with its own settings;"),
         (app, {"train.rounds": 6}, "but not with train.rounds=6;"),
         (app, {"train.rounds": 5, "run.seed": 1}, "but not with run.seed=1, train.rounds=5;"),
         (app + b"x", {"train.rounds": 5}, "has not approved app"),
     ):
-        with pytest.raises(approval.NotApprovedError, match=said):
+        with pytest.raises(approval.NotApprovedError, match=expected):
             approval.check(file, content, override)
 
 
 def test_every_setting_is_declared_with_its_meaning() -> None:
     own = {f"flower.{each.name}" for each in fields(FlowerSection)}
-    assert declared().keys() - own == {row["setting"] for row in settings()} | {"method.name"}
-    assert own <= declared().keys()
+    assert declared_settings().keys() - own == {row["setting"] for row in settings()} | {"method.name"}
+    assert own <= declared_settings().keys()
     lines = render_pyproject().splitlines()
     start = lines.index("[tool.flwr.app.config.flower]")
     keys = [number for number, line in enumerate(lines) if number > start and " = " in line and line[0] not in "#["]
-    assert len(keys) == len(declared())
+    assert len(keys) == len(declared_settings())
     assert all(lines[number - 1].startswith("# ") for number in keys)
 
 
 @pytest.mark.parametrize(("nodes", "weight"), [(1, 1.0), (2, 1.0), (3, 0.4), (5, 0.4)])
-def test_the_folder_is_a_configuration(nodes: int, weight: float, tmp_path: Path) -> None:
+def test_the_folder_is_a_complete_configuration(nodes: int, weight: float, tmp_path: Path) -> None:
     folder = tmp_path / "a folder"
     files = write_folder(folder, nodes, "sketchvote", server="example.org", port=8123)
     assert sorted(files) == sorted(path for path in folder.rglob("*") if path.is_file())
     assert not [path for path in files if re.search("@[A-Z]+@", path.read_text())]
-    config, flower = run_settings(folder / "app" / "pfedlms.toml", declared())
+    config, flower = run_settings(folder / "app" / "pfedlms.toml", declared_settings())
     assert config == load_config(folder / "app" / "pfedlms.toml")
     assert flower == FlowerSection()
     assert all(path.stat().st_mode & 0o077 == 0 for path in (folder, *folder.rglob("*")))
@@ -122,14 +122,19 @@ def test_the_folder_is_a_configuration(nodes: int, weight: float, tmp_path: Path
         ("[fd00::1]", "-verify_ip", "fd00::1"),
     ],
 )
-def test_certificates_and_keys(server: str, option: str, name: str, tmp_path: Path) -> None:
+def test_certificates_and_keys_are_valid_and_private(server: str, option: str, name: str, tmp_path: Path) -> None:
     folder = tmp_path / "f"
     write_folder(folder, 2, server=server)
     secret = ("ca.key", "node-0", "server-signing.key", "launcher-secret")
-    for script in ("./certificates.sh", "./keys.sh", "./certificates.sh", "./keys.sh"):  # a second time keeps secrets
+    for script in (
+        "./certificates.sh",
+        "./keys.sh",
+        "./certificates.sh",
+        "./keys.sh",
+    ):  # a second call keeps the secrets
         before = {path: path.read_bytes() for path in folder.rglob("*") if path.name in secret}
         call(folder, script, check=True)
-        assert all(path.read_bytes() == held for path, held in before.items())
+        assert all(path.read_bytes() == content for path, content in before.items())
     assert len(before) == 4
     made = folder / "certificates"
     shown = call(made, "openssl", "verify", "-CAfile", "ca.crt", option, name, "server.pem", check=True)
@@ -141,8 +146,8 @@ def test_certificates_and_keys(server: str, option: str, name: str, tmp_path: Pa
     assert key.public_key() == other
 
 
-def test_keys_and_authorities_are_rotated(folder: Path) -> None:
-    """By one command each; what was before is kept aside, and worth nothing to the others."""
+def test_keys_and_authorities_can_be_rotated(folder: Path) -> None:
+    """By one command each; the old ones are moved aside."""
     call(folder, "./certificates.sh", check=True)
     call(folder, "./keys.sh", check=True)
     names = ("keys/node-0.pub", "keys/node-1.pub", "keys/server.pub", "certificates/ca.crt")
@@ -168,8 +173,8 @@ esac
 """
 
 
-def test_registering_pins_places(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """A key has its place; a new key for a place revokes the one before; what fails is said, and ends with 2."""
+def test_registration_pins_places(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """A key has one place; a new key for a place revokes the old one; a failure is named and returns 2."""
     beside = folder.parent / "bin"
     beside.mkdir()
     (beside / "flwr").write_text(PLACES)
@@ -214,12 +219,14 @@ def test_registering_pins_places(folder: Path, monkeypatch: pytest.MonkeyPatch, 
     assert events == ["registered", "revoked", "registered", "revoked"]
 
 
-def test_a_port_that_was_changed_in_one_place_only(folder: Path) -> None:
-    said = "flwr/config.toml has 127.0.0.1:8001, expected 127.0.0.1:9000, LINK_PORT of environment.sh; edit one of them"
-    assert said not in [each.said for each in check(folder)]
+def test_the_check_names_a_port_changed_in_one_file_only(folder: Path) -> None:
+    expected = (
+        "flwr/config.toml has 127.0.0.1:8001, expected 127.0.0.1:9000, LINK_PORT of environment.sh; edit one of them"
+    )
+    assert expected not in [each.said for each in check(folder)]
     environment = folder / "environment.sh"
     environment.write_text(environment.read_text().replace("8001", "9000"))
-    assert [each.wrong for each in check(folder) if each.said == said] == [True]
+    assert [each.wrong for each in check(folder) if each.said == expected] == [True]
 
 
 OLD = """# What all scripts of this folder share; edit it on every machine alike.
@@ -232,8 +239,8 @@ OLD_NODE = """    flower-supernode --superlink "$SERVER:$PORT" \\
 """
 
 
-def test_a_folder_of_the_last_version_is_brought_up_to_date(tmp_path: Path) -> None:
-    """What its owner wrote stays: address, settings, model, a node's configuration. What was there before is kept."""
+def test_a_folder_of_the_last_version_is_upgraded(tmp_path: Path) -> None:
+    """Its owner's address, settings, model and node configuration remain; replaced files are copied aside."""
     folder = tmp_path / "f"
     write_folder(folder, 2, "stc")
     for name in ("gate.sh", "gate.conf", "revoke.sh", "approve.sh"):
@@ -252,8 +259,7 @@ def test_a_folder_of_the_last_version_is_brought_up_to_date(tmp_path: Path) -> N
     folder.chmod(0o755)
     with pytest.raises(UsageError, match="bring the folder up to date: pfedlms deploy upgrade"):
         check(folder)
-    said = "\n".join(upgrade(folder))
-    assert "port 8123 of the gate; port 8124 must not be open" in said
+    assert "port 8123 of the gate; port 8124 must not be open" in "\n".join(upgrade(folder))
     assert (folder / "app" / "app.py").read_text() == "# mine\n"
     assert (folder / "before-upgrade" / "node-0.sh").read_text() == OLD_NODE
     node = (folder / "node-0.sh").read_text()
@@ -289,7 +295,7 @@ def test_an_upgrade_keeps_all_of_the_environment(folder: Path) -> None:
     assert (folder / "node-1.sh").read_text() == node
 
 
-def test_a_node_without_its_files_says_so(folder: Path) -> None:
+def test_a_node_names_its_missing_files(folder: Path) -> None:
     for missing in ("keys/launcher-secret", "keys/server.pub", "approved.jsonl", "certificates/ca.crt", "keys/node-0"):
         done = call(folder, "./node-0.sh", timeout=20)
         assert (done.returncode, f"{missing}: is missing" in done.stderr) == (1, True), done.stderr
@@ -297,10 +303,10 @@ def test_a_node_without_its_files_says_so(folder: Path) -> None:
         (folder / missing).touch()
 
 
-def test_wrong_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_calls_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "file").touch()
-    for arguments, said in [
+    for arguments, expected in [
         (["init", str(tmp_path / "there")], "is not empty"),
         (["init", str(tmp_path / "new"), "--nodes", "0"], "--nodes: got 0"),
         (["init", str(tmp_path / "new"), "--port", "99999"], "--port: got 99999"),
@@ -311,24 +317,28 @@ def test_wrong_calls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["check", str(tmp_path / "there")], "expected a folder of: pfedlms deploy init"),
     ]:
         assert main(["deploy", *arguments]) == 2
-        assert said in capsys.readouterr().err
+        assert expected in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
 
 
-def test_run_configs_come_on_top_and_all_that_is_wrong_is_named(folder: Path) -> None:
+def test_run_configs_override_the_file_and_all_errors_are_named(folder: Path) -> None:
     file = folder / "app" / "pfedlms.toml"
-    config, flower = run_settings(file, declared() | {"train.rounds": 5, "method.name": "stc", "flower.wait": 3.0})
+    config, flower = run_settings(
+        file, declared_settings() | {"train.rounds": 5, "method.name": "stc", "flower.wait": 3.0}
+    )
     assert (config.train.rounds, config.method, flower.wait) == (5, "stc", 3.0)
-    assert set(METHODS) == {run_settings(file, declared() | {"method.name": name})[0].method for name in METHODS}
+    assert set(METHODS) == {
+        run_settings(file, declared_settings() | {"method.name": name})[0].method for name in METHODS
+    }
     with pytest.raises(ConfigError) as caught:
-        run_settings(file, declared() | {"train.rounds": 0, "flower.attempts": 0, "method.ratio": "x"})
+        run_settings(file, declared_settings() | {"train.rounds": 0, "flower.attempts": 0, "method.ratio": "x"})
     assert [line.partition(":")[0] for line in caught.value.problems] == [
         "flower.attempts", "train.rounds", "method.ratio",
     ]  # fmt: skip
 
 
-def test_a_node_has_the_last_word_on_what_is_its_own(folder: Path) -> None:
-    config, flower = run_settings(folder / "app" / "pfedlms.toml", declared())
+def test_a_node_overrides_its_own_settings(folder: Path) -> None:
+    config, flower = run_settings(folder / "app" / "pfedlms.toml", declared_settings())
     own = {"partition-id": 2, "state": "mine", "server-key": "server.pub"}
     own |= {"device": "cpu", "threads": 3, "data-dir": "there", "data": "a:b"}
     there, section, state = node_settings(config, flower, own)
@@ -339,9 +349,9 @@ def test_a_node_has_the_last_word_on_what_is_its_own(folder: Path) -> None:
     )
     with pytest.raises(ConfigError) as caught:
         node_settings(config, flower, {"partition": 1, "threads": "x"})
-    said = str(caught.value)
-    assert all(f"node-config.{key}: " in said for key in ("partition-id", "partition", "threads", "state"))
-    assert "got -1" in said
+    text = str(caught.value)
+    assert all(f"node-config.{key}: " in text for key in ("partition-id", "partition", "threads", "state"))
+    assert "got -1" in text
     with pytest.raises(
         ConfigError, match=r"node-config.server-key: got nothing, .*run `pfedlms deploy upgrade FOLDER`"
     ):
@@ -349,14 +359,14 @@ def test_a_node_has_the_last_word_on_what_is_its_own(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("named", ["1,2,3,4", "1,x", "7,7"])
-def test_pins_that_cannot_be(named: str) -> None:
+def test_wrong_pins_are_refused(named: str) -> None:
     with pytest.raises(UsageError, match=r"flower\.nodes: got '"):
         FlowerSection(nodes=named).pinned_nodes(3)
     assert FlowerSection(nodes="12, 5").pinned_nodes(3) == {0: 12, 1: 5}
     assert FlowerSection(nodes="12,, 5").pinned_nodes(3) == {0: 12, 2: 5}
 
 
-def test_every_key_of_a_node_is_on_the_page() -> None:
+def test_every_setting_of_a_node_is_on_the_page() -> None:
     page = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")
     for each in fields(NodeSection):
         assert f"`{each.name.replace('_', '-')}`" in page, each.name
@@ -364,7 +374,7 @@ def test_every_key_of_a_node_is_on_the_page() -> None:
         assert f"`flower.{each.name}`" in page, each.name
 
 
-def test_old_state_is_removed_and_that_of_this_run_stays(tmp_path: Path) -> None:
+def test_old_states_are_removed_except_that_of_this_run(tmp_path: Path) -> None:
     client_app = pytest.importorskip("pfedlms.flower.apps", reason="Flower is not installed (extra: flower)")
     for name, days in (("client-0-aa", 100), ("client-0-bb", 100), ("client-1-aa", 10)):
         for suffix in (".pt", ".lock"):
@@ -402,7 +412,7 @@ def test_the_user_that_runs_apps_cannot_read_the_nodes_key() -> None:
         assert not can("touch", "keys/other")
 
 
-def test_the_extra_is_named_where_it_is_missing() -> None:
+def test_a_missing_extra_is_named() -> None:
     script = (
         "import sys; sys.modules['flwr'] = None\n"
         "import pfedlms.flower as flower\n"

@@ -1,5 +1,5 @@
-"""Real processes: what was done to a federation before there were gate, signatures and allow-list, and what comes of
-it now. Each test says what the attacker gets and what the log says. All of it is on loopback, and bounded."""
+"""Real processes: attacks that worked before there were gate, signatures and allow-list, and their result now. Each
+test says what the attacker gets and what the log says. All attacks are on loopback, and bounded."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from pfedlms.flower.signing import strip_seal
 pytestmark = [needs_flower, long, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 ONLINE = "SuperNode ID: "
 LIAR, RIVAL = 2, 3
-"""Places whose keys are the attackers'. The second is not a place of the federation, which has three."""
+"""Places with the attackers' keys. The second is not a place of the federation, which has three."""
 GROWTH = 192.0
 """MiB by which a process may grow during all attacks; docs/security.md names it."""
 
@@ -53,8 +53,8 @@ def flotilla(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flotilla]:
         yield made
 
 
-def posted(port: int, path: str, tls: bool = True) -> int:
-    """The status of a request without any credentials, whose sender does not even look at the certificate."""
+def post(port: int, path: str, tls: bool = True) -> int:
+    """The status of a request without credentials, whose sender does not check the certificate."""
     context = ssl._create_unverified_context() if tls else None
     request = urllib.request.Request(
         f"http{'s' * tls}://127.0.0.1:{port}{path}", data=b"", headers={"Content-Type": "application/protobuf"}
@@ -69,21 +69,21 @@ def posted(port: int, path: str, tls: bool = True) -> int:
 def test_the_control_and_runtime_apis_are_not_at_the_nodes_address(flotilla: Flotilla) -> None:
     """Before: code on all machines within 19 s. Now: 401, and a line in the gate's log."""
     for path in ("/v1/control/start-run", "/v1/control/list-runs", "/v1/runtime/acquire-task"):
-        assert posted(flotilla.port, path) == 401
+        assert post(flotilla.port, path) == 401
     lines = [json.loads(line) for line in (flotilla.folder / "gate" / "access.log").read_text().splitlines()]
     refused = [(each["path"], each["status"], each["node"]) for each in lines if each["path"].startswith("/v1/control")]
     assert refused == [("/v1/control/start-run", 401, ""), ("/v1/control/list-runs", 401, "")]
 
 
-def test_a_task_is_not_handed_out_without_the_secret(flotilla: Flotilla) -> None:
+def test_a_task_is_not_given_out_without_the_secret(flotilla: Flotilla) -> None:
     """Before: 200 and the task's token. Now: 401, at the SuperLink's own port and at a node's, on loopback."""
     ports = re.findall(r"running on http://127\.0\.0\.1:(\d+)", flotilla.log_text("node-0"))
-    assert posted(int(ports[-1]), "/v1/runtime/acquire-task", tls=False) in (401, 403)
-    assert posted(flotilla.link_port, "/v1/runtime/acquire-task") in (401, 403)
+    assert post(int(ports[-1]), "/v1/runtime/acquire-task", tls=False) in (401, 403)
+    assert post(flotilla.link_port, "/v1/runtime/acquire-task") in (401, 403)
 
 
-def evil(flotilla: Flotilla, marker: Path) -> Path:
-    """An app that writes down where it was executed."""
+def hostile_app(flotilla: Flotilla, marker: Path) -> Path:
+    """An app that writes a file where it is executed."""
     folder = flotilla.folder.parent / "evil"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(flotilla.app, folder / "app")
@@ -92,11 +92,11 @@ def evil(flotilla: Flotilla, marker: Path) -> Path:
     return folder
 
 
-def test_code_that_nobody_approved_is_not_executed(flotilla: Flotilla, tmp_path: Path) -> None:
-    """Before: whoever reached the control API ran code on server and nodes. Now, even from the server's own loopback:
-    the server's launcher refuses; and where the server is hostile, each node's does. Nothing of the app is unpacked."""
+def test_code_without_approval_is_not_executed(flotilla: Flotilla, tmp_path: Path) -> None:
+    """Before: anyone who reached the control API ran code on server and nodes. Now the server's launcher refuses, even
+    on loopback; where the server is hostile, each node's launcher does. Nothing of the app is unpacked."""
     marker = tmp_path / "ran-"
-    folder = evil(flotilla, marker)
+    folder = hostile_app(flotilla, marker)
     flotilla.start("evil", "flwr", "run", str(folder / "app"), "federation", "--stream")
     assert "this machine has not approved app" in flotilla.wait_for_end("evil", 200)
     assert list(tmp_path.iterdir()) == []
@@ -106,9 +106,9 @@ def test_code_that_nobody_approved_is_not_executed(flotilla: Flotilla, tmp_path:
     settings = f'flower.wait=25.0 flower.attempts=1 run.timeout=60.0 run.out="{flotilla.folder / "evil-run"}"'
     command = ["flwr", "run", str(folder / "app"), "federation", "--stream", "--run-config", settings]
     flotilla.start("evil-2", *command)
-    said = flotilla.wait_for_end("evil-2", 400)
+    log = flotilla.wait_for_end("evil-2", 400)
     assert [path.name for path in tmp_path.iterdir()] == ["ran-flwr-serverapp"]
-    assert "has not approved app" in said
+    assert "has not approved app" in log
     lines = [json.loads(line) for line in (flotilla.folder / "audit" / "launcher.jsonl").read_text().splitlines()]
     assert {(each["role"], each["event"]) for each in lines if each["app"] == entry["app"]} == {
         ("server", "refused"), ("server", "started"), ("node", "refused"),
@@ -134,12 +134,12 @@ LIES: list[tuple[Lie, str]] = [
     (lies.large_model, "model is more than train.max_scale = 100 times the others'"),
     (lies.too_large, r"no reply within \d+ s"),
 ]
-"""What the liar replies, trip by trip, and why it is left out."""
+"""The liar's replies, one for each trip, and the reasons for which it is left out."""
 
 
 class Liar:
-    """Executes requests as an honest node does, and changes the reply. In the first trip it also sends two requests to
-    node 0, bare and under the signature of its own request, and a reply in the name of node 0."""
+    """Executes requests as an honest node does, and changes the reply. In the first trip it also sends node 0 two
+    requests, one without a signature and one with that of its own request, and a reply in the name of node 0."""
 
     def __init__(self, node: Node, victim: int) -> None:
         self._node, self._victim, self._trip = node, victim, -1
@@ -147,11 +147,11 @@ class Liar:
     def __call__(self, attacker: Attacker, kind: str, data: bytes) -> Any:
         if kind != "train.request":
             return None
-        asked = decode(strip_seal(data))
-        if asked.trip == self._trip:
-            return None  # asked again, because what it sent was not let through
+        request = decode(strip_seal(data))
+        if request.trip == self._trip:
+            return None  # repeated, because the reply was not accepted
         if self._trip < 0:
-            forged = Envelope(Kind.REQUEST, asked.run, 0, asked.round, 2**63 - 1, ()).encode()
+            forged = Envelope(Kind.REQUEST, request.run, 0, request.round, 2**63 - 1, ()).encode()
             signed = data[:40] + len(forged).to_bytes(8, "little") + data[48:112] + forged
             for attempt in (
                 lambda: attacker.forge(self._victim, forged),
@@ -162,14 +162,14 @@ class Liar:
                     attempt()
                 except Exception as error:
                     attacker.failed.append(f"forged: {error}")
-        self._trip = asked.trip
+        self._trip = request.trip
         honest = decode(self._node.handle(strip_seal(data)))
-        return LIES[asked.trip][0](honest, self._node) if asked.trip < len(LIES) else honest.encode()
+        return LIES[request.trip][0](honest, self._node) if request.trip < len(LIES) else honest.encode()
 
 
 @pytest.fixture(scope="module")
 def attacked(flotilla: Flotilla, tmp_path_factory: pytest.TempPathFactory) -> Attacked:
-    """A run in which the liar tells one lie per trip, and while it runs somebody sends bodies of 1.5 GiB."""
+    """A run in which the liar sends one false reply per trip, while others send bodies of 1.5 GiB."""
     out = flotilla.folder / "run"
     chosen: dict[str, Any] = {
         "run.out": str(out), "train.rounds": len(LIES), "run.quorum": 0.5, "run.timeout": 120.0, "flower.wait": 90.0,
@@ -182,17 +182,17 @@ def attacked(flotilla: Flotilla, tmp_path_factory: pytest.TempPathFactory) -> At
         Attacker(f"127.0.0.1:{flotilla.port}", flotilla.folder, LIAR, Liar(node, places["0"]["node"])) as liar,
     ):
         flotilla.run(run_config(chosen))
-        wait_until(lambda: len(liar.came) >= 1, 300, "a trip")
+        wait_until(lambda: len(liar.received) >= 1, 300, "a trip")
         tokens = _tokens(flotilla.home)
         with Memory(flotilla) as memory:
             floods = {name: flood(flotilla, path, key) for name, (path, key) in FLOODS.items()}
-            said = flotilla.wait_for_end(seconds=1500)
-    return Attacked(said, RunDirectory(out).read_metrics(), liar, tokens, floods, memory.seen, config)
+            log = flotilla.wait_for_end(seconds=1500)
+    return Attacked(log, RunDirectory(out).read_metrics(), liar, tokens, floods, memory.seen, config)
 
 
 @dataclass(frozen=True)
 class Attacked:
-    said: str
+    log: str
     metrics: list[dict[str, Any]]
     liar: Attacker
     tokens: list[str]
@@ -212,7 +212,7 @@ FLOOD = 3 << 29
 
 
 def flood(flotilla: Flotilla, path: str, key: bool) -> tuple[int, int]:
-    """The status of a request with a body of 1.5 GiB, and how many MiB of it were taken."""
+    """The status of a request with a body of 1.5 GiB, and how many MiB of it were read."""
     context = ssl._create_unverified_context()
     head = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/protobuf", f"Content-Length: {FLOOD}"]
     if key:
@@ -234,13 +234,13 @@ def flood(flotilla: Flotilla, path: str, key: bool) -> tuple[int, int]:
     return int(answer[9:12] or 0), sent >> 20
 
 
-@pytest.mark.parametrize(("lie", "why"), LIES)
-def test_a_lie_leaves_its_sender_out_and_is_named(attacked: Attacked, lie: Lie, why: str) -> None:
-    """Before: most of them were believed. Now: the log and the metrics say why the liar is left out."""
-    assert re.search(f"client {LIAR} is left out(?: of this exchange)?: .*{why}", attacked.said)
+@pytest.mark.parametrize(("lie", "reason"), LIES)
+def test_a_false_reply_leaves_its_sender_out(attacked: Attacked, lie: Lie, reason: str) -> None:
+    """Before: most of them were accepted. Now: the log and the metrics say why the liar is left out."""
+    assert re.search(f"client {LIAR} is left out(?: of this exchange)?: .*{reason}", attacked.log)
 
 
-def test_the_others_run_is_not_disturbed(attacked: Attacked, flotilla: Flotilla) -> None:
+def test_honest_nodes_are_not_disturbed(attacked: Attacked, flotilla: Flotilla) -> None:
     """Before: node 0 refused every later round, the metrics had Infinity, the operator saw forged lines."""
     metrics = attacked.metrics
     assert [each["round"] for each in metrics] == list(range(1, len(LIES) + 1))
@@ -251,29 +251,29 @@ def test_the_others_run_is_not_disturbed(attacked: Attacked, flotilla: Flotilla)
     assert metrics[-1]["p_acc"] > metrics[0]["p_acc"]
     for name in ("metrics.jsonl", "summary.json"):
         assert "Infinity" not in (flotilla.folder / "run" / name).read_text()
-    assert "\x1b[2J" not in attacked.said
-    assert "\nround 9/9" not in attacked.said
+    assert "\x1b[2J" not in attacked.log
+    assert "\nround 9/9" not in attacked.log
     assert attacked.tokens == []
     with Node(attacked.config, 0, flotilla.folder / "state") as node:
         assert node.state.trip == len(LIES)
 
 
 def test_forged_messages_do_not_pass_the_superlink(attacked: Attacked, flotilla: Flotilla) -> None:
-    """What a node does that gets one all the same, `test_signing` says."""
+    """`test_signing` tests a node that receives one."""
     assert sum("forged: " in each and "400" in each for each in attacked.liar.failed) == 3
     lines = [json.loads(line) for line in (flotilla.folder / "state" / "audit.jsonl").read_text().splitlines()]
     assert [each["refused"] for each in lines if each["client"] == 0 and each["refused"]] == []
-    said, node = flotilla.log_text("superlink"), attacked.liar.node
-    assert f"pfedlms: node {node} is refused: got a message of node 1, expected one of its own" in said
+    log, node = flotilla.log_text("superlink"), attacked.liar.node
+    assert f"pfedlms: node {node} is refused: got a message of node 1, expected one of its own" in log
 
 
 def test_large_bodies_are_refused_before_they_are_read(attacked: Attacked, flotilla: Flotilla) -> None:
-    """A reply twice the gate's limit, and 1.5 GiB. Before: server and SuperLink grew by gigabytes, which stayed."""
+    """A reply twice the gate's limit, and 1.5 GiB. Before: server and SuperLink grew by gigabytes for good."""
     assert any("413" in each for each in attacked.liar.failed)
     assert {name: status for name, (status, _) in attacked.floods.items()} == {
         "no key": 401, "a registered key": 413, "a registered key, many messages": 413, "the control API": 401,
     }  # fmt: skip
-    assert all(taken <= 16 for _, taken in attacked.floods.values()), attacked.floods
+    assert all(read <= 16 for _, read in attacked.floods.values()), attacked.floods
     assert sorted(attacked.memory) == ["gate", "server", "superlink"]
     assert all(most - first < GROWTH for first, most in attacked.memory.values()), attacked.memory
 
@@ -290,7 +290,7 @@ def _tokens(home: str) -> list[str]:
     return found
 
 
-def test_what_lies_on_the_disk_is_the_owners(flotilla: Flotilla) -> None:
+def test_files_are_readable_by_their_owner_only(flotilla: Flotilla) -> None:
     """Before: models, runs and the SuperLink's data base could be read by all users of the machine."""
     assert flotilla.folder.stat().st_mode & 0o077 == 0
     inside = [path for name in ("state", "run", "keys", "audit") for path in (flotilla.folder / name).rglob("*")]
@@ -299,9 +299,9 @@ def test_what_lies_on_the_disk_is_the_owners(flotilla: Flotilla) -> None:
     assert [path for path in inside if path.stat().st_mode & 0o077 and path.suffix != ".pub"] == []
 
 
-def test_a_rival_does_not_get_a_place_and_is_named(flotilla: Flotilla) -> None:
-    """It says that place 0 is its own, whose owner is online. Before: it got it, and a check missed it. A node
-    of another version is named, too."""
+def test_a_node_that_claims_a_taken_place_is_named(flotilla: Flotilla) -> None:
+    """The owner of place 0 is online. Before: the rival got its place, and a check did not find it. A node of another
+    version is named, too."""
     address, other = f"127.0.0.1:{flotilla.port}", json.dumps({"pfedlms": "0.0.9"}).encode()
     with (
         Attacker(address, flotilla.folder, RIVAL, lambda own, kind, data: b"0" if "who" in kind else None) as rival,
@@ -309,17 +309,17 @@ def test_a_rival_does_not_get_a_place_and_is_named(flotilla: Flotilla) -> None:
     ):
         flotilla.approve()
         found = check_folder(flotilla.folder)
-        said = {each.said: each.wrong for each in found}
+        wrong = {each.said: each.wrong for each in found}
         owner = json.loads((flotilla.folder / "places.json").read_text())["0"]["node"]
         both = ", ".join(map(str, sorted((owner, rival.node))))
-        assert said[f"client 0: nodes {both} all say that this is their place"] is True
-        assert said[f"client 0, node {owner}: as the server"] is False
+        assert wrong[f"client 0: nodes {both} all say that this is their place"] is True
+        assert wrong[f"client 0, node {owner}: as the server"] is False
         (named,) = [each for each in found if each.said.startswith(f"client 2, node {old.node}: pfedlms: got 0.0.9, ")]
         assert named.wrong
-        assert [kind for kind, _ in rival.came] == ["query.who"]
+        assert [kind for kind, _ in rival.received] == ["query.who"]
 
 
-def test_a_revoked_key_is_not_let_in(flotilla: Flotilla) -> None:
+def test_a_revoked_key_is_refused(flotilla: Flotilla) -> None:
     """One command ends a registration; the gate refuses the key from then on, and others are not disturbed."""
     flotilla.call("./revoke.sh", str(RIVAL))
     places = json.loads((flotilla.folder / "places.json").read_text())

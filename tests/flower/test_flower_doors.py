@@ -1,4 +1,4 @@
-"""Real processes: who is let in, and what happens to who sends garbage."""
+"""Which nodes the gate accepts, with real processes, and what the check of a server reports."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def flotilla(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flotilla]:
 
 
 def supernode(flotilla: Flotilla, name: str, *options: str) -> str:
-    """What a node of its own making says; it is ended once it is in, refused, or 30 s have passed."""
+    """The log of a node started by hand, which is ended once it is online, refused, or after 30 s."""
     node_config = f'partition-id=0 state="{flotilla.folder}/{name}"'
     command = ["flower-supernode", "--superlink", f"127.0.0.1:{flotilla.port}", "--port", str(free_port())]
     flotilla.start(name, *command, "--max-retries", "1", "--node-config", node_config, *options)
     try:
         wait_until(lambda: ONLINE in flotilla.log_text(name) or flotilla.started[name].poll() is not None, 30, "an end")
     except AssertionError:
-        return flotilla.log_text(name) + "\nit goes on trying"
+        return flotilla.log_text(name) + "\nstill trying"
     finally:
         flotilla.kill(name)
     return flotilla.log_text(name)
@@ -43,7 +43,7 @@ def supernode(flotilla: Flotilla, name: str, *options: str) -> str:
 
 @needs_flower
 @long
-def test_only_known_keys_by_tls_are_let_in(flotilla: Flotilla) -> None:
+def test_only_nodes_with_known_keys_and_tls_are_accepted(flotilla: Flotilla) -> None:
     root = ["--root-certificates", "certificates/ca.crt"]
     key = ["--auth-supernode-private-key", "keys/node-0"]
     assert ONLINE in supernode(flotilla, "right", *root, *key)
@@ -51,34 +51,34 @@ def test_only_known_keys_by_tls_are_let_in(flotilla: Flotilla) -> None:
     other = flotilla.folder.parent / "other"
     write_folder(other, 1)
     flotilla.call(str(other / "certificates.sh"))
-    stranger = str(other / "certificates" / "ca.crt")
+    other_authority = str(other / "certificates" / "ca.crt")
     for name, options, reason in [
         ("unknown-key", [*root, "--auth-supernode-private-key", "unknown"], ""),
         ("no-key", root, ""),
-        ("wrong-authority", ["--root-certificates", stranger, *key], "CERTIFICATE_VERIFY_FAILED"),
+        ("wrong-authority", ["--root-certificates", other_authority, *key], "CERTIFICATE_VERIFY_FAILED"),
         ("plaintext", ["--insecure"], "400 Bad Request"),
     ]:
-        said = supernode(flotilla, name, *options)
-        assert ONLINE not in said, name
-        assert reason in said, said
+        log = supernode(flotilla, name, *options)
+        assert ONLINE not in log, name
+        assert reason in log, log
 
 
-# --- reaching a server, without Flower and without nginx
+# --- checks of a server, without Flower and without nginx
 
 
-def authority(folder: Path) -> Path:
-    """The certificates of a folder of its own."""
+def make_certificates(folder: Path) -> Path:
+    """The certificates of a new folder."""
     write_folder(folder, 1)
     subprocess.run(["./certificates.sh"], cwd=folder, check=True, capture_output=True)
     return folder / "certificates"
 
 
-def serving(context: ssl.SSLContext | None, port: int) -> threading.Thread:
-    """Takes one connection, by TLS or as it comes."""
-    open_door = socket.create_server(("127.0.0.1", port))
+def serve_once(context: ssl.SSLContext | None, port: int) -> threading.Thread:
+    """Accept one connection, by TLS or without."""
+    listener = socket.create_server(("127.0.0.1", port))
 
     def serve() -> None:
-        with open_door, open_door.accept()[0] as taken:
+        with listener, listener.accept()[0] as taken:
             try:
                 with context.wrap_socket(taken, server_side=True) if context else taken as one:
                     one.recv(1)
@@ -91,26 +91,26 @@ def serving(context: ssl.SSLContext | None, port: int) -> threading.Thread:
     return thread
 
 
-def test_what_keeps_from_reaching_a_server_is_said(tmp_path: Path) -> None:
-    own, stranger = authority(tmp_path / "f"), authority(tmp_path / "g") / "ca.crt"
+def test_the_check_says_why_a_server_cannot_be_reached(tmp_path: Path) -> None:
+    own, other_authority = make_certificates(tmp_path / "f"), make_certificates(tmp_path / "g") / "ca.crt"
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(own / "server.pem", own / "server.key")
-    for served, trusted, said in [
+    for served, trusted, expected in [
         (context, own / "ca.crt", "is there, TLSv1."),
-        (context, stranger, "its certificate is refused"),
+        (context, other_authority, "its certificate is refused"),
         (None, own / "ca.crt", "no TLS there"),
     ]:
         port = free_port()
-        thread = serving(served, port)
+        thread = serve_once(served, port)
         found = _check_server(f"127.0.0.1:{port}", trusted)
         thread.join()
-        assert said in found.said
-        assert found.wrong == (said != "is there, TLSv1.")
-    assert "cannot be reached (Connection refused)" in _check_server(f"127.0.0.1:{free_port()}", stranger).said
+        assert expected in found.said
+        assert found.wrong == (expected != "is there, TLSv1.")
+    assert "cannot be reached (Connection refused)" in _check_server(f"127.0.0.1:{free_port()}", other_authority).said
     assert "ca.crt: is missing" in _check_server("127.0.0.1:1", tmp_path / "ca.crt").said
 
 
-def test_who_listens_where() -> None:
+def test_listening_addresses_of_a_port_are_found() -> None:
     for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"), (socket.AF_INET6, "::")):
         try:
             made = socket.create_server((address, 0), family=family)

@@ -1,4 +1,4 @@
-"""Real processes on loopback: a run over Flower is the run in one process, whatever is killed on the way."""
+"""Real processes on loopback: a run over Flower equals the run in one process, also when processes are killed."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ def pair(tmp_path: Path) -> Iterator[Flotilla]:
         yield made.open()
 
 
-def test_two_nodes_and_a_round(pair: Flotilla) -> None:
-    """The short one of `make test`."""
+def test_a_short_run_of_two_nodes(pair: Flotilla) -> None:
+    """Part of `make test`."""
     chosen = {"train.rounds": 1, "run.out": str(pair.folder / "run"), "flower.wait": 60.0}
     for number in range(2):
         pair.node(number)
     pair.run(run_config(chosen))
-    said = pair.wait_for_end()
+    log = pair.wait_for_end()
     metrics = check(pair, chosen)
-    assert f"P-acc {metrics[-1]['p_acc']:5.2f} %" in said
-    assert "round 1/1: 2 trained" in said
+    assert f"P-acc {metrics[-1]['p_acc']:5.2f} %" in log
+    assert "round 1/1: 2 trained" in log
 
 
 @long
-def test_data_of_the_nodes_own(pair: Flotilla, tmp_path: Path) -> None:
-    """A file a node, one of them without some classes; the server has none. As nodes in this process have it."""
+def test_nodes_with_data_of_their_own(pair: Flotilla, tmp_path: Path) -> None:
+    """One file for each node, one without some classes; the run equals that of nodes in this process."""
     pool = digits()
     files = {}
     for client in range(2):
-        held = np.concatenate([np.asarray(pool.train[client]), np.asarray(pool.test[client])])
+        samples = np.concatenate([np.asarray(pool.train[client]), np.asarray(pool.test[client])])
         files[client] = f"file:{tmp_path / f'{client}.npz'}"
-        np.savez(tmp_path / f"{client}.npz", x=pool.x[held].numpy(), y=pool.y[held].numpy())
+        np.savez(tmp_path / f"{client}.npz", x=pool.x[samples].numpy(), y=pool.y[samples].numpy())
     chosen = {"data.dataset": "custom", "data.class_names": ",".join("abcdefghij"), "data.sample_shape": "1x8x8"}
     chosen |= {"method.name": "sketchvote", "run.out": str(pair.folder / "run")}
     for number, file in files.items():
@@ -66,18 +66,9 @@ def test_data_of_the_nodes_own(pair: Flotilla, tmp_path: Path) -> None:
 
 
 @long
-@pytest.mark.parametrize("method", ["pfedlms", "sketchvote", "fedavg"])
-def test_the_same_run(flotilla: Flotilla, method: str) -> None:
-    chosen = {"method.name": method, "run.out": str(flotilla.folder / method)}
-    flotilla.run(run_config(chosen), name=method)
-    flotilla.wait_for_end(method)
-    check(flotilla, chosen)
-
-
-@long
 @pytest.mark.skipif(find_spec("ray") is None, reason="Flower's simulations are not installed (extra: simulation)")
 @pytest.mark.parametrize("method", ["pfedlms", "sketchvote", "fedavg"])
-def test_the_same_in_flowers_simulation(method: str, tmp_path: Path) -> None:
+def test_a_run_in_flowers_simulation(method: str, tmp_path: Path) -> None:
     with Flotilla(tmp_path / "twenty", 20) as made:
         chosen = {"method.name": method, "run.out": str(made.folder / "run"), "flower.wait": 60.0}
         made.run(run_config(chosen), simulated=20)
@@ -86,8 +77,8 @@ def test_the_same_in_flowers_simulation(method: str, tmp_path: Path) -> None:
 
 
 @long
-def test_a_node_killed_in_mid_round(flotilla: Flotilla) -> None:
-    """It comes back within its time, is asked again, and goes on with the model it has: nothing is lost."""
+def test_a_node_killed_in_mid_round_continues(flotilla: Flotilla) -> None:
+    """It comes back before the timeout, gets the request again and continues with its model: nothing is lost."""
     chosen = {"method.name": "sketchvote", "run.out": str(flotilla.folder / "killed"), "run.seed": 4}
     chosen |= {"train.rounds": 3, "run.timeout": 200.0}
     requests = flotilla.log_text("node-1").count("Receiving: train.request")
@@ -96,16 +87,15 @@ def test_a_node_killed_in_mid_round(flotilla: Flotilla) -> None:
     wait_until(lambda: flotilla.log_text("node-1").count("Receiving: train.request") >= requests + 2, 120, "a request")
     flotilla.kill("node-1")
     flotilla.node(1)
-    said = flotilla.wait_for_end("killed")
-    assert "left out" not in said
+    assert "left out" not in flotilla.wait_for_end("killed")
     check(flotilla, chosen)
 
 
 @long
 @pytest.mark.parametrize("moment", ["in mid-round", "between rounds"])
-def test_the_server_killed(flotilla: Flotilla, moment: str) -> None:
-    """Started again and told to run, it resumes from its checkpoint; nodes find it again by themselves. In mid-round a
-    node is killed, too, while it executes a request."""
+def test_a_killed_server_resumes(flotilla: Flotilla, moment: str) -> None:
+    """Started again, it resumes from its checkpoint, and nodes reconnect. In mid-round a node is killed, too, while it
+    executes a request."""
     name = moment.replace(" ", "-")
     chosen = {"method.name": "pfedlms", "run.out": str(flotilla.folder / name), "run.seed": 5 + len(name)}
     metrics = Path(str(chosen["run.out"])) / "metrics.jsonl"
@@ -120,6 +110,5 @@ def test_the_server_killed(flotilla: Flotilla, moment: str) -> None:
     flotilla.kill(name)
     flotilla.server()
     flotilla.run(run_config(chosen), name=f"{name}-again")
-    said = flotilla.wait_for_end(f"{name}-again")
-    assert "resumed after round 1" in said
+    assert "resumed after round 1" in flotilla.wait_for_end(f"{name}-again")
     check(flotilla, chosen)

@@ -1,4 +1,4 @@
-"""The gate: nginx with the shipped configuration in front of a server that answers everything."""
+"""The gate: nginx with the shipped configuration in front of a server that accepts every request."""
 
 from __future__ import annotations
 
@@ -34,15 +34,17 @@ class Gate:
     link_port: int
     key: str
     passed: list[str] = field(default_factory=list)
-    """Paths that reached the server behind it."""
+    """Paths of the requests that reached the server."""
 
-    def raw(self, data: bytes, wait: float = 10.0) -> bytes:
-        """What the gate answers to these bytes, by TLS without any certificate of a client."""
+    def connect(self) -> ssl.SSLSocket:
+        """By TLS without a client certificate."""
         context = ssl.create_default_context(cafile=str(self.folder / "certificates" / "ca.crt"))
-        with (
-            socket.create_connection(("127.0.0.1", self.port), timeout=wait) as plain,
-            context.wrap_socket(plain, server_hostname="127.0.0.1") as safe,
-        ):
+        plain = socket.create_connection(("127.0.0.1", self.port), timeout=10)
+        return context.wrap_socket(plain, server_hostname="127.0.0.1")
+
+    def raw(self, data: bytes) -> bytes:
+        """The gate's response to these bytes."""
+        with self.connect() as safe:
             safe.sendall(data)
             found = b""
             while b"\r\n" not in found and (more := safe.recv(4096)):
@@ -108,10 +110,10 @@ FLEET_PATHS = [
         "confirm-message-received", "get-run", "get-fab", "pull-object", "push-object",
     )
 ]  # fmt: skip
-"""What a node of flwr 1.41 with a key calls."""
+"""The calls of a node of flwr 1.41 with a key."""
 
 
-def test_what_nodes_need_passes(gate: Gate) -> None:
+def test_calls_of_nodes_pass(gate: Gate) -> None:
     gate.passed.clear()
     assert [gate.status(path, body=b"x" * 100) for path in FLEET_PATHS] == [200] * len(FLEET_PATHS)
     assert gate.passed == FLEET_PATHS
@@ -130,8 +132,8 @@ CLOSED = [
 
 
 @pytest.mark.parametrize("path", CLOSED)
-def test_everything_else_is_refused(path: str, gate: Gate) -> None:
-    """With a registered key as well as without one: 400, 401, 404 or 405, and nothing reaches the server behind."""
+def test_all_other_paths_are_refused(path: str, gate: Gate) -> None:
+    """With a registered key as well as without one: 400, 401, 404 or 405, and nothing reaches the server."""
     gate.passed.clear()
     found = [gate.status(path), gate.status(path, key=None), gate.status(path, method="GET")]
     found.append(gate.status(f"https://127.0.0.1{path}"))
@@ -151,7 +153,7 @@ def test_everything_else_is_refused(path: str, gate: Gate) -> None:
         ({"body": bytes(5000)}, 413),
     ],
 )
-def test_other_keys_methods_and_sizes(case: dict[str, object], expected: int, gate: Gate) -> None:
+def test_wrong_keys_methods_and_sizes_are_refused(case: dict[str, object], expected: int, gate: Gate) -> None:
     gate.passed.clear()
     assert gate.status("/v1/fleet/push-messages", **case) == expected  # type: ignore[arg-type]
     assert gate.passed == []
@@ -166,7 +168,7 @@ def test_a_body_of_gibibytes_is_refused_before_it_is_read(gate: Gate) -> None:
 
 
 def test_two_lengths_in_one_request_are_refused(gate: Gate) -> None:
-    """So that nothing is read by the gate as one request and by the SuperLink as two."""
+    """So that the gate and the SuperLink never read different requests from the same bytes."""
     gate.passed.clear()
     inner = "POST /v1/control/start-run HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
     for lengths in (
@@ -178,16 +180,10 @@ def test_two_lengths_in_one_request_are_refused(gate: Gate) -> None:
     assert gate.passed == []
 
 
-def test_a_flood_is_slowed_down(gate: Gate) -> None:
+def test_a_flood_is_limited(gate: Gate) -> None:
     """One TLS connection, many requests."""
-    context = ssl.create_default_context(cafile=str(gate.folder / "certificates" / "ca.crt"))
-    with (
-        socket.create_connection(("127.0.0.1", gate.port), timeout=10) as plain,
-        context.wrap_socket(plain, server_hostname="127.0.0.1") as safe,
-    ):
-        request = (
-            f"POST /v1/fleet/get-run HTTP/1.1\r\nHost: x\r\nflwr-public-key: {gate.key}\r\nContent-Length: 0\r\n\r\n"
-        )
+    request = f"POST /v1/fleet/get-run HTTP/1.1\r\nHost: x\r\nflwr-public-key: {gate.key}\r\nContent-Length: 0\r\n\r\n"
+    with gate.connect() as safe:
         safe.sendall(request.encode() * 600)
         found, end = b"", time.monotonic() + 10
         while found.count(b"HTTP/1.1 ") < 600 and time.monotonic() < end and (more := safe.recv(65536)):
@@ -206,7 +202,7 @@ def test_old_versions_of_tls_are_refused(gate: Gate) -> None:
         context.wrap_socket(plain)
 
 
-def test_the_log_names_what_was_refused(gate: Gate) -> None:
+def test_the_log_names_refused_requests(gate: Gate) -> None:
     gate.status("/v1/control/start-run", key=None)
     gate.status("/v1/fleet/pull-messages\x1b[2J", key=None)
     text = (gate.folder / "gate" / "access.log").read_text()
@@ -217,8 +213,8 @@ def test_the_log_names_what_was_refused(gate: Gate) -> None:
     assert (found[-1]["node"], found[-1]["from"]) == ("", "127.0.0.1")
 
 
-def test_check_sees_open_doors(gate: Gate) -> None:
-    """At the gate they are closed. A server that answers them itself, or listens on all addresses, is named."""
+def test_the_check_finds_open_paths(gate: Gate) -> None:
+    """The gate closes them. A server that accepts them itself, or listens on all addresses, is named."""
     authority = gate.folder / "certificates" / "ca.crt"
     assert not _check_closed_paths(f"127.0.0.1:{gate.port}", authority).wrong
     found = _check_closed_paths(f"127.0.0.1:{gate.link_port}", authority)

@@ -1,5 +1,4 @@
-"""What a peer sends is bounded before it is parsed, keeps nobody else waiting, and its text cannot act on a terminal or
-a log."""
+"""Replies are bounded before they are parsed, delay no other reply, and cannot act on a terminal or a log."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ import pytest
 from false_replies import lying_route
 from fleet import Fleet, make_config
 from flotilla import needs_flower, wait_until
-from test_signing import sealed, signing
+from test_signing import signed_handler, signing_transport
 
 from pfedlms.deploy import Node, serve
 from pfedlms.deploy.coordinator import RoundLog
@@ -32,12 +31,12 @@ from pfedlms.flower.signing import strip_seal
 from pfedlms.flower.superlink import describe_violation
 
 
-def long_text(said: Envelope, node: Node) -> bytes:
-    return said.reply(Record(Code.REFUSED, flags=Reason.FAILED, data=b"x" * 1500), Record(Code.ANSWERS_KNOWN)).encode()
+def long_text(reply: Envelope, node: Node) -> bytes:
+    return reply.reply(Record(Code.REFUSED, flags=Reason.FAILED, data=b"x" * 1500), Record(Code.ANSWERS_KNOWN)).encode()
 
 
 @pytest.mark.parametrize(
-    ("lie", "said"),
+    ("lie", "reason"),
     [
         (false_replies.very_many_records, "reply: got 48"),
         (false_replies.too_large, "reply: got 16777216 bytes"),
@@ -48,22 +47,24 @@ def long_text(said: Envelope, node: Node) -> bytes:
         (long_text, "x" * 300 + "…"),
     ],
 )
-def test_a_node_that_breaks_a_limit_is_left_out_and_named(lie: false_replies.Lie, said: str, tmp_path: Path) -> None:
-    """Nothing of it is stored, and one line stays one line."""
+def test_a_node_that_breaks_a_limit_is_left_out_and_named(lie: false_replies.Lie, reason: str, tmp_path: Path) -> None:
+    """Its text is cut, and cannot begin a line of the log."""
     config = make_config("sketchvote", tmp_path / "run")
     lines, notes, sizes = list[str](), list[dict[str, object]](), message_bytes(RunSetup(config))
 
-    def before(requests: dict[int, bytes]) -> None:
+    def check_limits(requests: dict[int, bytes]) -> None:
         for each in requests.values():
             assert largest_reply(decode(strip_seal(each)), sizes)[0] < 4096 + sum(sizes)
 
-    fleet = Fleet(config, tmp_path / "nodes", lying_route(lie, lambda: fleet), before=before, handler=sealed)
+    fleet = Fleet(
+        config, tmp_path / "nodes", lying_route(lie, lambda: fleet), before_trip=check_limits, handler=signed_handler
+    )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        serve(config, signing(fleet, notes.append), [RoundLog(lines.append)])
+        serve(config, signing_transport(fleet, notes.append), [RoundLog(lines.append)])
     text = (tmp_path / "run" / "metrics.jsonl").read_text()
     metrics = [json.loads(line) for line in text.splitlines()]
-    assert all(said in each["left_out"]["2"] for each in metrics), metrics[0]["left_out"]
+    assert all(reason in each["left_out"]["2"] for each in metrics), metrics[0]["left_out"]
     assert all(set(each["client_acc"]) and len(each["clients"]) == 3 for each in metrics)
     assert len(text) < 20_000
     everything = [*lines, *(str(each.message) for each in caught), *(str(each["result"]) for each in notes)]
@@ -72,13 +73,13 @@ def test_a_node_that_breaks_a_limit_is_left_out_and_named(lie: false_replies.Lie
     assert len(lines) == 3 + 2
 
 
-def test_shown_text() -> None:
+def test_text_of_others_is_made_printable() -> None:
     assert printable("a b é 漢") == "a b é 漢"
     assert printable("a\nb\tc\x00\x7f\x85\u2028\u200f\ud800") == r"a\nb\tc\x00\x7f\x85\u2028\u200f\ud800"
     assert printable("x" * 301) == "x" * 300 + "…"
 
 
-def test_an_audit_log_that_was_changed_is_found(tmp_path: Path) -> None:
+def test_a_changed_audit_log_is_detected(tmp_path: Path) -> None:
     log = tmp_path / "audit" / "log.jsonl"
     for number in range(20):
         audit.append(log, "reply", number=number, text="x" * 5000 * (number % 3) + false_replies.FORGED)
@@ -100,7 +101,7 @@ def test_a_node_that_ends_leaves_no_app_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("about", "said"),
+    ("changes", "expected"),
     [
         ({}, ""),
         ({"src_node_id": 6}, "got a message of node 6, expected one of its own"),
@@ -109,18 +110,18 @@ def test_a_node_that_ends_leaves_no_app_behind(tmp_path: Path) -> None:
         ({"dst_node_id": 6}, "got a message to node 6, expected a reply to the server"),
     ],
 )
-def test_nodes_push_replies_of_their_own_only(about: dict[str, object], said: str) -> None:
-    metadata = SimpleNamespace(**{"src_node_id": 5, "dst_node_id": 1, "reply_to_message_id": "x", **about})
+def test_a_node_may_push_only_its_own_replies(changes: dict[str, object], expected: str) -> None:
+    metadata = SimpleNamespace(**{"src_node_id": 5, "dst_node_id": 1, "reply_to_message_id": "x", **changes})
     request = SimpleNamespace(node=SimpleNamespace(node_id=5), messages_list=[SimpleNamespace(metadata=metadata)])
     found = describe_violation(request)
-    assert (bool(found), said in found) == (bool(said), True)
+    assert (bool(found), expected in found) == (bool(expected), True)
     request.messages_list *= 2
     assert describe_violation(request) == "got 2 messages, expected one"
 
 
 @needs_flower
-def test_a_reply_that_is_not_uploaded_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Flower's grid does it: it returns when all that was announced has come, or its upload has expired."""
+def test_a_reply_that_is_not_uploaded_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower's grid returns when all announced replies have arrived, or their upload has expired."""
     from flwr.app import Message
     from flwr.supercore.task_identity import TaskIdentity
 
@@ -161,16 +162,16 @@ def test_a_reply_that_is_not_uploaded_keeps_no_other_waiting(monkeypatch: pytest
 
 @needs_flower
 @pytest.mark.parametrize(
-    ("changed", "named"),
+    ("changed", "expected"),
     [
         ({}, ""),
         ({"pfedlms": "0.0.9"}, "pfedlms: got 0.0.9, expected 1.0"),
         ({"digest": "\x1b[2J", "torch": None}, r"torch: got None, expected 2.0, digest: got \x1b[2J, expected ab"),
     ],
 )
-def test_what_differs_between_a_node_and_the_server_is_named(changed: dict[str, Any], named: str) -> None:
+def test_differences_between_a_node_and_the_server_are_named(changed: dict[str, Any], expected: str) -> None:
     from pfedlms.flower.apps import describe_differences
 
     here = {"pfedlms": "1.0", "torch": "2.0", "digest": "ab"}
-    assert describe_differences(here, json.dumps(here | changed).encode()) == named
+    assert describe_differences(here, json.dumps(here | changed).encode()) == expected
     assert describe_differences(here, b"nothing") == "got no answer that can be read"

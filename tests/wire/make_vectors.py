@@ -1,7 +1,7 @@
 """Make tests/wire/vectors.json, the test vectors of docs/protocol.md, from the package.
 
     python tests/wire/make_vectors.py            writes the file
-    python tests/wire/make_vectors.py --check    says whether the file is what the package gives
+    python tests/wire/make_vectors.py --check    compares the file with what the package computes
 
 Models come from the package's own integer generator, so that nothing here depends on a framework's random numbers.
 """
@@ -46,23 +46,23 @@ def vectors() -> dict[str, Any]:
         run([18, 8], seed=3, rounds=[0], thresholds=4, ratio=0.5, spacing="lloyd-max"),
         run([18, 1], seed=4, rounds=[0, 1, 2], ratio=0.5, huge_last=True),
     ]
-    averaged, sparse = fedavg(), stc()
-    everyone = {0, 1, 2}
-    voted = [
-        # Client 2 misses two answers and then three, which are more bytes than the model.
+    fedavg_round, stc_rounds = fedavg(), stc()
+    all_three = {0, 1, 2}
+    vote_runs = [
+        # Client 2 misses two answers, later three, which have more bytes than the model.
         sketchvote(
             [18, 8],
             seed=7,
-            phases=[everyone, everyone, {0, 1}, {0, 1}, everyone, {0, 1}, {0, 1}, {0, 1}, everyone, everyone],
+            phases=[all_three, all_three, {0, 1}, {0, 1}, all_three, {0, 1}, {0, 1}, {0, 1}, all_three, all_three],
             silent={0: {2: 1}},
             ratio=0.25,
             check_every=3,
         ),
-        # Nobody has anything to say of layer 1 in round 0.
+        # No client votes in layer 1 in round 0.
         sketchvote(
             [18, 1, 70, 8],
             seed=2**63 - 1,
-            phases=[everyone, {0, 2}, everyone, everyone],
+            phases=[all_three, {0, 2}, all_three, all_three],
             silent={0: {0: 1, 1: 1, 2: 1}},
             ratio=0.3,
             allocation=0.5,
@@ -70,12 +70,12 @@ def vectors() -> dict[str, Any]:
             refresh=2,
             check_every=0,
         ),
-        # Half of client 1's y of layer 1 is zero in round 0; in round 2 client 0 has another w, and its digest says so.
+        # Half of client 1's y of layer 1 is zero in round 0; in round 2 client 0 is out of sync and sends its digest.
         # Client 2 misses four answers of 57 bytes; w has 40 + 4 · 47.
         sketchvote(
             [39, 8],
             seed=5,
-            phases=[*[everyone] * 4, *[{0, 1}] * 4, everyone, everyone],
+            phases=[*[all_three] * 4, *[{0, 1}] * 4, all_three, all_three],
             silent={},
             even={0: {1: 1}},
             drifted={2: 0},
@@ -83,19 +83,19 @@ def vectors() -> dict[str, Any]:
             check_every=2,
         ),
     ]
-    meant = [
-        # Client 2 misses one answer, then some, then is away until w is fewer bytes than anything else.
+    mean_runs = [
+        # Client 2 misses one answer, then some, then is absent until w has fewer bytes than all other ways to catch up.
         sketchmean(
             [18, 8],
             7,
-            [everyone, {0, 1}, *[everyone] * 2, *[{0, 1}] * 5, everyone, *[{0, 1}] * 14, everyone, everyone],
+            [all_three, {0, 1}, *[all_three] * 2, *[{0, 1}] * 5, all_three, *[{0, 1}] * 14, all_three, all_three],
             {0: {2: 1}},
             ratio=0.25,
             answer=0.1,
             gain=3.0,
             check_every=3,
         ),
-        # Few entries change, so that those since the client's w, or since w⁰, are fewest.
+        # Few entries change, so that those since the client's w, or since w⁰, have the fewest bytes.
         sketchmean(
             [70, 8],
             2**63 - 1,
@@ -109,13 +109,13 @@ def vectors() -> dict[str, Any]:
             check_every=0,
         ),
         # Nearly all entries change in every round.
-        sketchmean([18, 8], 3, [everyone, *[{0, 1}] * 5, everyone, everyone], {}, ratio=1.0, answer=0.9, gain=0.5),
-        # As the third of sketchvote. Client 2 comes first when the entries that have changed since w⁰ are those that
-        # differ from it, so that both frames have as many bytes.
+        sketchmean([18, 8], 3, [all_three, *[{0, 1}] * 5, all_three, all_three], {}, ratio=1.0, answer=0.9, gain=0.5),
+        # As the third of sketchvote. Client 2 first takes part when the entries changed since w⁰ are those that differ
+        # from it, so that both frames have the same size.
         sketchmean(
             [70, 8],
             5,
-            [*[{0, 1}] * 3, *[everyone] * 3],
+            [*[{0, 1}] * 3, *[all_three] * 3],
             {},
             even={0: {1: 1}},
             drifted={4: 0},
@@ -125,7 +125,7 @@ def vectors() -> dict[str, Any]:
             check_every=2,
         ),
     ]
-    digests = [entry["agreement"] for entry in (*runs, averaged, sparse, *voted, *meant)]
+    digests = [entry["agreement"] for entry in (*runs, fedavg_round, stc_rounds, *vote_runs, *mean_runs)]
     return {
         "protocol": 1,
         **generator_vectors(),
@@ -138,13 +138,13 @@ def vectors() -> dict[str, Any]:
         "fields": fields(),
         "digests": [{key: entry[key] for key in ("text", "sha256", "digest")} for entry in digests],
         "runs": runs,
-        "fedavg": averaged,
-        "stc": sparse,
+        "fedavg": fedavg_round,
+        "stc": stc_rounds,
         "refused": refused(runs),
         "allocations": allocations(),
         "medians": medians(),
-        "sketchvote": voted,
-        "sketchmean": meant,
+        "sketchvote": vote_runs,
+        "sketchmean": mean_runs,
         "refused_fields": refused_fields(),
         "pools": pools(),
         "agreements": agreements(),
@@ -152,7 +152,7 @@ def vectors() -> dict[str, Any]:
 
 
 def render(value: Any, indent: str = "") -> str:
-    """JSON with one line for each thing that holds no objects, so that a change shows as a few changed lines."""
+    """JSON with one line for each value without objects in it, so that a change of it is a few changed lines."""
     deeper = indent + " "
     if isinstance(value, dict) and (len(json.dumps(value)) > 110 or not indent):
         lines = [f"{deeper}{json.dumps(key)}: {render(item, deeper)}" for key, item in value.items()]
@@ -174,7 +174,7 @@ def main() -> None:
         FILE.write_text(text(), encoding="ascii")
     elif FILE.read_text(encoding="ascii") != text():
         raise SystemExit(
-            f"{FILE.name}: not what the package gives; see docs/protocol.md, section 13, before making it again"
+            f"{FILE.name}: differs from what the package computes; read docs/protocol.md, section 13, first"
         )
 
 

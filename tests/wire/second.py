@@ -1,4 +1,4 @@
-"""What tests of the second implementation share: the page, the vectors, and one small federation for all methods."""
+"""Shared by tests of the second implementation: the page, the vectors, and one small federation for all methods."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def signs(text: str) -> list[float]:
 
 
 def recorded_run(method: str, known: dict[str, Any], **more: Any) -> Any:
-    """The run of an entry of the vectors, by the second implementation."""
+    """The run of an entry of the vectors, as the second implementation represents it."""
     settings = make_vectors.as_settings(known["settings"]) | more
     layers = [tuple(pair) for pair in known["layers"]]
     return RUNS[method](layers, known["classes"], int(known["seed"], 16), f32s(known["initial"]), **settings)
 
 
 def run_of(federation: Federation) -> Any:
-    """The run of a federation, by the second implementation."""
+    """The run of a federation, as the second implementation represents it."""
     layers = [(layer.offset, layer.size) for layer in federation.model.layout.layers]
     chosen = vars(federation.method.settings).items()
     settings = {key: own for key, own in chosen if not key.startswith("server_") and key != "absolute"}
@@ -79,13 +79,14 @@ def federate(
     train = TrainSettings(local_steps=3, batch_size=4, learning_rate=0.1, momentum=0.5, weight_decay=1e-4)
     model = CohortModel(module, torch.device(device))
     data = small_data(7, 10, 13, 16).to(model.device)
-    made = Federation(METHODS[method], METHODS[method].Settings(**chosen), model, data, train, seed=SEED, **options)
+    settings = METHODS[method].Settings(**chosen)
+    federation = Federation(METHODS[method], settings, model, data, train, seed=SEED, **options)
     if schedule is not None:
-        made.participation = schedule
-    return made
+        federation.participation = schedule
+    return federation
 
 
-def present(federation: Federation) -> dict[int, dict[str, Tensor]]:
+def last_trained(federation: Federation) -> dict[int, dict[str, Tensor]]:
     """θ and the state of every client that trained last."""
     state = federation.state()
     values = {"params": state["params"], **state["state"]}

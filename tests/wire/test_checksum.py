@@ -17,7 +17,7 @@ DATA = random.Random(4).randbytes(100_000)
 
 @pytest.mark.parametrize("kernel", [True, False])
 @pytest.mark.parametrize("start", [0, 1, 0x12345678, 0xFFFFFFFF])
-def test_it_is_that_of_zlib(kernel: bool, start: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checksum_equals_that_of_zlib(kernel: bool, start: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checksum, "HAS_KERNEL", kernel and checksum.HAS_KERNEL)
     for length in (0, 1, 63, *range(SHORTEST - 1, SHORTEST + 130), 65_537, 100_000):
         for begin in (0, 1):
@@ -28,7 +28,7 @@ def test_it_is_that_of_zlib(kernel: bool, start: int, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("size", [0, 100, SHORTEST + 77])
-def test_rows_that_lie_apart(threads: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checksums_of_rows_equal_those_of_zlib(threads: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pfedlms.backend._WORTH_WAKING", 64)
     torch.set_num_threads(threads)
     rows = np.frombuffer(DATA, np.uint8)[: 7 * (size + 40)].reshape(7, -1)[:, 40:]

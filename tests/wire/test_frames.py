@@ -1,4 +1,4 @@
-"""Frames: the header by hand, and each check of an intake by a frame crafted to fail it."""
+"""Frames: the header by hand, and each check of an intake with a frame that fails it."""
 
 from __future__ import annotations
 
@@ -34,12 +34,15 @@ STATISTICS = Message(0, (Floats("mean", 2), Floats("variance", 2, minimum=0)))
 VALUES = {"mean": np.float32([0.5, -2]), "variance": np.float32([1, 0])}
 
 
-def good(**changes: Any) -> bytes:
+def valid_frame(**changes: Any) -> bytes:
     header = {"round": 3, "sender": 1, "samples": 17, "digest": DIGEST, **changes}
     return frame(STATISTICS, VALUES, **header)
 
 
-def edited(data: bytes, at: int, new: bytes) -> bytes:
+VALID = valid_frame()
+
+
+def with_bytes(data: bytes, at: int, new: bytes) -> bytes:
     return sealed(data[:at] + new + data[at + len(new) :])
 
 
@@ -50,13 +53,13 @@ def intake(message: Message = STATISTICS, senders: tuple[int, ...] = (0, 1, 2)) 
 # The header.
 
 
-def test_a_frame_by_hand() -> None:
+def test_the_bytes_of_a_frame_by_hand() -> None:
     payload = bytes.fromhex("0000003f000000c00000803f00000000")
     header = bytes.fromhex("50464c4d 01 00 0000 03000000 01000000 11000000 1000000000000000 0102030405060708")
-    assert good() == header + struct.pack("<I", zlib.crc32(header + payload)) + payload
+    assert header + struct.pack("<I", zlib.crc32(header + payload)) + payload == VALID
 
 
-def test_a_buffer_is_used_again() -> None:
+def test_a_buffer_can_be_reused() -> None:
     buffer = bytearray(b"?" * 90)
     for values in (VALUES, {"mean": VALUES["variance"], "variance": VALUES["variance"]}):
         header = {"round": 3, "sender": 1, "samples": 17, "digest": DIGEST}
@@ -70,17 +73,17 @@ def test_a_buffer_is_used_again() -> None:
         assert all(received.values[name] is row[name] for name in row)
         assert {name: value.tolist() for name, value in row.items()} == {n: v.tolist() for n, v in values.items()}
     with pytest.raises(ValueError, match="out: got 55 bytes, expected 56 or more"):
-        good(out=bytearray(55))
+        valid_frame(out=bytearray(55))
 
 
-def test_what_was_accepted_does_not_change_with_the_buffer() -> None:
-    buffer = bytearray(good())
+def test_accepted_values_do_not_change_with_the_buffer() -> None:
+    buffer = bytearray(VALID)
     received = intake().accept(buffer)
     buffer[:] = bytes(len(buffer))
     assert received.values["mean"].tolist() == [0.5, -2]
 
 
-def test_extremes_of_the_header() -> None:
+def test_the_largest_numbers_of_a_header_are_accepted() -> None:
     largest = 0xFFFFFFFE
     data = frame(STATISTICS, VALUES, round=0xFFFFFFFF, sender=largest, samples=0xFFFFFFFF, digest=DIGEST)
     received = Intake(STATISTICS, DIGEST, 0xFFFFFFFF, (largest,)).accept(data)
@@ -88,11 +91,11 @@ def test_extremes_of_the_header() -> None:
 
 
 @pytest.mark.parametrize("digest", [b"", DIGEST[:4], DIGEST + b"9"])
-def test_a_digest_has_eight_bytes(digest: bytes) -> None:
+def test_a_digest_must_have_eight_bytes(digest: bytes) -> None:
     out = np.empty((1, HEADER_BYTES + 16), np.uint8)
     rows = {name: own[None] for name, own in VALUES.items()}
     for use in (
-        lambda: good(digest=digest),
+        lambda: valid_frame(digest=digest),
         lambda: Intake(STATISTICS, digest, 3, (0, 1)),
         lambda: frame_rows(STATISTICS, rows, round=3, senders=[1], samples=[17], digest=digest, out=out),
     ):
@@ -101,86 +104,88 @@ def test_a_digest_has_eight_bytes(digest: bytes) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"round": -1}, {"sender": 2**32}, {"samples": 1.5}])
-def test_headers_of_numbers_that_do_not_fit(changes: dict[str, Any]) -> None:
+def test_wrong_numbers_in_a_header_are_refused(changes: dict[str, Any]) -> None:
     ((name, value),) = changes.items()
     with pytest.raises(ValueError, match=f"frame: got .*{name} {value}.*, expected whole numbers of at least 0"):
-        good(**changes)
+        valid_frame(**changes)
 
 
-# Each error with its text; more frames that are refused are in the vectors.
+# Each error with its text; the vectors have more refused frames.
 
 u64 = struct.Struct("<Q").pack
 REFUSED = [
     pytest.param(b"", TruncatedError, "got 0 bytes, expected a header of 40", id="nothing"),
-    pytest.param(good()[:40], TruncatedError, "payload: got 0 bytes, expected 16", id="payload-missing"),
-    pytest.param(edited(good()[:-4], 20, u64(12)), TruncatedError, "up to field 'variance'", id="field-cut"),
-    pytest.param(good() + b"\0", OversizedError, "payload: got 17 bytes", id="one-byte-more"),
-    pytest.param(edited(good() + b"\0", 20, u64(17)), OversizedError, "got 17 bytes", id="one-byte-more-declared"),
+    pytest.param(VALID[:40], TruncatedError, "payload: got 0 bytes, expected 16", id="payload-missing"),
+    pytest.param(with_bytes(VALID[:-4], 20, u64(12)), TruncatedError, "up to field 'variance'", id="field-cut"),
+    pytest.param(VALID + b"\0", OversizedError, "payload: got 17 bytes", id="one-byte-more"),
+    pytest.param(with_bytes(VALID + b"\0", 20, u64(17)), OversizedError, "got 17 bytes", id="one-byte-more-declared"),
     pytest.param(
-        edited(good()[:-1], 20, u64(14)), OversizedError, "payload: got 15 bytes, expected 14", id="less-declared"
+        with_bytes(VALID[:-1], 20, u64(14)), OversizedError, "payload: got 15 bytes, expected 14", id="less-declared"
     ),
-    pytest.param(edited(good(), 20, u64((1 << 64) - 1)), OversizedError, "expected at most 16", id="length-2^64-1"),
-    pytest.param(edited(good(), 0, b"PFLN"), MagicError, "got b'PFLN', expected b'PFLM'", id="magic"),
-    pytest.param(edited(good(), 4, b"\2"), VersionError, "got 2, expected 1", id="version-2"),
-    pytest.param(good()[:36] + b"\0\0\0\0" + good()[40:], ChecksumError, "got 00000000", id="checksum"),
-    pytest.param(good()[:-1] + b"\1", ChecksumError, "changed on the way", id="payload-changed"),
-    pytest.param(edited(good(), 6, b"\1\0"), DecodeError, "reserved: got 1, expected 0", id="reserved"),
-    pytest.param(good(digest=bytes(8)), DigestError, "got 0000000000000000, expected 0102030405060708", id="digest"),
-    pytest.param(edited(good(), 5, b"\1"), KindError, "got 1, expected 0", id="kind-of-the-reply"),
-    pytest.param(good(round=4), RoundError, "got 4, expected 3", id="round-after"),
-    pytest.param(good(sender=3), SenderError, "got 3, which takes no part", id="unknown-sender"),
-    pytest.param(good(samples=0), DecodeError, "samples: got 0 from sender 1", id="no-samples"),
-    pytest.param(edited(good(), 40, struct.pack("<f", math.nan)), DecodeError, "'mean': got nan", id="mean-nan"),
-    pytest.param(edited(good(), 52, struct.pack("<f", -1)), DecodeError, "at least 0", id="variance-negative"),
+    pytest.param(with_bytes(VALID, 20, u64((1 << 64) - 1)), OversizedError, "expected at most 16", id="length-2^64-1"),
+    pytest.param(with_bytes(VALID, 0, b"PFLN"), MagicError, "got b'PFLN', expected b'PFLM'", id="magic"),
+    pytest.param(with_bytes(VALID, 4, b"\2"), VersionError, "got 2, expected 1", id="version-2"),
+    pytest.param(VALID[:36] + b"\0\0\0\0" + VALID[40:], ChecksumError, "got 00000000", id="checksum"),
+    pytest.param(VALID[:-1] + b"\1", ChecksumError, "changed on the way", id="payload-changed"),
+    pytest.param(with_bytes(VALID, 6, b"\1\0"), DecodeError, "reserved: got 1, expected 0", id="reserved"),
+    pytest.param(
+        valid_frame(digest=bytes(8)), DigestError, "got 0000000000000000, expected 0102030405060708", id="digest"
+    ),
+    pytest.param(with_bytes(VALID, 5, b"\1"), KindError, "got 1, expected 0", id="kind-of-the-reply"),
+    pytest.param(valid_frame(round=4), RoundError, "got 4, expected 3", id="round-after"),
+    pytest.param(valid_frame(sender=3), SenderError, "got 3, which takes no part", id="unknown-sender"),
+    pytest.param(valid_frame(samples=0), DecodeError, "samples: got 0 from sender 1", id="no-samples"),
+    pytest.param(with_bytes(VALID, 40, struct.pack("<f", math.nan)), DecodeError, "'mean': got nan", id="mean-nan"),
+    pytest.param(with_bytes(VALID, 52, struct.pack("<f", -1)), DecodeError, "at least 0", id="variance-negative"),
 ]
 
 
 @pytest.mark.parametrize(("data", "error", "text"), REFUSED)
-def test_refused(data: bytes, error: type[WireError], text: str) -> None:
+def test_a_wrong_frame_is_refused_with_its_error(data: bytes, error: type[WireError], text: str) -> None:
     receiver = intake()
     with pytest.raises(error) as caught:
         receiver.accept(data)
     assert type(caught.value) is error
     assert text in str(caught.value)
-    assert receiver.accept(good()).sender == 1  # a refused frame leaves no trace
+    assert receiver.accept(VALID).sender == 1  # a refused frame changes nothing
 
 
-def test_the_order_of_checks() -> None:
-    """A frame that fails every check, mended one by one, names them in the order of docs/protocol.md, section 8."""
+def test_checks_have_the_order_of_the_page() -> None:
+    """A frame fails all checks and is corrected step by step; errors have the order of docs/protocol.md, section 8."""
     wrong = struct.pack("<4sBBHIIIQ8s", b"XXXX", 9, 9, 9, 9, 9, 0, 1 << 40, bytes(8)) + bytes(4)
     wrong += struct.pack("<4f", math.nan, 0, 0, 0)
-    mended, order = bytearray(wrong), list[str]()
-    true = good()
+    corrected, order = bytearray(wrong), list[str]()
+    true = VALID
     fixes = [(0, 4), (4, 5), (20, 28), None, (6, 8), (28, 36), (5, 6), (8, 12), (12, 16), (16, 20), (40, 56)]
     for fix in fixes:
         with pytest.raises(WireError) as caught:
-            intake().accept(bytes(mended))
+            intake().accept(bytes(corrected))
         order.append(type(caught.value).__name__.removesuffix("Error"))
         if fix is not None:
-            mended[fix[0] : fix[1]] = true[fix[0] : fix[1]]
+            corrected[fix[0] : fix[1]] = true[fix[0] : fix[1]]
         if "Checksum" in order:
-            mended[:] = sealed(bytes(mended))
+            corrected[:] = sealed(bytes(corrected))
     assert " ".join(order) == "Magic Version Oversized Checksum Decode Digest Kind Round Sender Decode Decode"
-    assert bytes(mended) == true
+    assert bytes(corrected) == true
 
 
-# Once each.
+# One message from each sender.
 
 
-def test_a_repeated_sender_is_refused_and_does_not_count_twice() -> None:
+def test_a_repeated_sender_is_refused() -> None:
     receiver = intake()
-    accepted = [receiver.accept(good()).sender]
-    for again in (good(), good(samples=99)):
+    accepted = [receiver.accept(VALID).sender]
+    for again in (VALID, valid_frame(samples=99)):
         with pytest.raises(SenderError, match="a second message of 1 in one exchange"):
             receiver.accept(again)
-    accepted += [receiver.accept(good(sender=k)).sender for k in (0, 2)]
+    accepted += [receiver.accept(valid_frame(sender=k)).sender for k in (0, 2)]
     assert accepted == [1, 0, 2]
 
 
-# All clients together.
+# Frames of all clients at once.
 
 
-def test_rows_are_framed_as_one_by_one() -> None:
+def test_rows_have_the_frames_of_single_messages() -> None:
     message = Message(0, (Floats("model", 1000), Floats("statistics", 77)))
     draw = np.random.default_rng(0)
     rows = {part.name: draw.standard_normal((3, part.count), dtype=np.float32) for part in message.fields}
@@ -202,9 +207,9 @@ def test_rows_are_framed_as_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("length", [1 << 20, (1 << 64) - 1])
-def test_no_memory_is_allocated_by_a_claimed_length(length: int) -> None:
-    data, receiver = edited(good(), 20, u64(length)), intake()
-    with pytest.raises(WireError):  # what the first call keeps (caches, interned names) is not counted
+def test_a_false_length_allocates_no_memory(length: int) -> None:
+    data, receiver = with_bytes(VALID, 20, u64(length)), intake()
+    with pytest.raises(WireError):  # memory that the first call keeps (caches, names) is not counted
         receiver.accept(data)
     tracemalloc.start()
     try:
@@ -219,7 +224,7 @@ def test_no_memory_is_allocated_by_a_claimed_length(length: int) -> None:
 # The digest.
 
 
-def test_digest_by_hand() -> None:
+def test_the_digest_of_an_agreement_by_hand() -> None:
     text = "a=0\nb=3fb999999999999a\nb.x=1\nc=00ff\nd=text\ne=-7\n"
     values = {"e": -7, "d": "text", "c": b"\x00\xff", "b.x": True, "b": 0.1, "a": False}
     assert agreement_digest(values) == hashlib.sha256(text.encode()).digest()[:8]

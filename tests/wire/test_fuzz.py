@@ -1,7 +1,7 @@
 """Mutated messages: 300,000 of them, the same ones in every run.
 
-Without a repaired checksum none may be accepted. With the checksum made good again (a checksum is no authentication)
-what is accepted must be well formed, and what is refused must be refused with a WireError, never another exception.
+Without a repaired checksum none may be accepted. With a repaired checksum (a checksum is no authentication)
+accepted messages must be well formed, and refused ones must raise a WireError, never another exception.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ DIGEST, ROUND, SENDERS = bytes.fromhex("0123456789abcdef"), 5, (0, 1, 2)
 
 @dataclass(frozen=True)
 class Target:
-    """A message that is expected, and frames of it that are good."""
+    """An expected message and valid frames of it."""
 
     message: Message
     frames: tuple[bytes, ...]
-    room: dict[str, np.ndarray]  # for three senders, ones
+    buffer: dict[str, np.ndarray]  # for three senders, filled with ones
 
     def accept(self, data: bytes, into: bool) -> Received:
-        row = {name: array[1] for name, array in self.room.items()} if into else None
+        row = {name: array[1] for name, array in self.buffer.items()} if into else None
         return Intake(self.message, DIGEST, ROUND, SENDERS).accept(data, row)
 
 
@@ -43,8 +43,8 @@ def target(draw: np.random.Generator, kind: int, *fields: Field) -> Target:
     for sender in SENDERS:
         header = {"round": ROUND, "sender": sender, "samples": 10 + sender, "digest": DIGEST}
         frames.append(frame(message, random_values(message, draw), **header))
-    room = {name: np.ones_like(array) for name, array in message.empty_values(3).items()}
-    return Target(message, tuple(frames), room)
+    buffer = {name: np.ones_like(array) for name, array in message.empty_values(3).items()}
+    return Target(message, tuple(frames), buffer)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def targets() -> list[Target]:
     ]
 
 
-# Mutations: a frame and another one go in, bytes come out.
+# Mutations make bytes from a frame and another one.
 
 HEADER_FIELDS = ((0, 4), (4, 1), (5, 1), (6, 2), (8, 4), (12, 4), (16, 4), (20, 8), (28, 8), (36, 4))
 
@@ -117,12 +117,12 @@ def random_bytes(draw: random.Random, data: bytes, other: bytes) -> bytes:
 
 
 MUTATIONS = (flip_bits, set_bytes, payload_bytes, truncate, extend, splice, edit_header, random_bytes)
-# With a good checksum these can be valid messages; the others change the length, which only a varying message survives.
+# With a valid checksum these can give valid messages; the others change the length, which few messages allow.
 CAN_PASS = ("flip_bits", "set_bytes", "payload_bytes", "splice", "edit_header")
 
 
 def repaired(draw: random.Random, data: bytes) -> bytes:
-    """The same with a good checksum, and half of the time with a length that fits."""
+    """The same with a valid checksum, and half of the time with a valid length."""
     if len(data) < 40:
         return data
     if draw.random() < 0.5:
@@ -131,7 +131,7 @@ def repaired(draw: random.Random, data: bytes) -> bytes:
 
 
 def mutants(seed: int, targets: list[Target], count: int):  # type: ignore[no-untyped-def]
-    """`count` times (who receives, the mutated bytes, by which mutation); nothing that was sent as it is."""
+    """`count` times (draw, receiver, mutated bytes, mutation); no frame that is unchanged."""
     draw = random.Random(seed)
     sent = {data for each in targets for data in each.frames}
     made = 0
@@ -146,7 +146,7 @@ def mutants(seed: int, targets: list[Target], count: int):  # type: ignore[no-un
 
 
 def outcomes(seed: int, targets: list[Target], count: int, repair: bool) -> tuple[Counter[str], Counter[str]]:
-    """How many mutants were refused, by error, and accepted, by mutation; those are well formed."""
+    """Numbers of refused mutants by error and of accepted ones by mutation; accepted ones are well formed."""
     refused, accepted = Counter[str](), Counter[str]()
     for draw, receiver, broken, mutation in mutants(seed, targets, count):
         data = repaired(draw, broken) if repair else broken
@@ -157,7 +157,9 @@ def outcomes(seed: int, targets: list[Target], count: int, repair: bool) -> tupl
         else:
             check_well_formed(receiver.message, received, data)
             accepted[mutation] += 1
-    assert all((array[::2] == 1).all() for each in targets for array in each.room.values())  # beside the row read into
+    assert all(
+        (array[::2] == 1).all() for each in targets for array in each.buffer.values()
+    )  # rows that were not read into
     return refused, accepted
 
 
@@ -169,7 +171,7 @@ def test_no_changed_message_is_accepted(targets: list[Target]) -> None:
 
 
 def test_repaired_messages_are_well_formed_or_refused(targets: list[Target]) -> None:
-    """Every error is reached that one message by itself can cause, and enough are accepted to mean something."""
+    """All errors that one message can cause occur, and enough mutants are accepted to be meaningful."""
     refused, accepted = outcomes(2, targets, REPAIRED, repair=True)
     names = "Truncated Oversized Magic Version Digest Kind Round Sender Decode"
     assert set(refused) == {f"{name}Error" for name in names.split()}
@@ -177,8 +179,8 @@ def test_repaired_messages_are_well_formed_or_refused(targets: list[Target]) -> 
     assert min(accepted[name] for name in CAN_PASS) > 500, accepted
 
 
-def test_rows_are_accepted_exactly_where_each_of_them_is(targets: list[Target]) -> None:
-    """A mutant among good frames of its length, at any place: all rows or none, as one after another would have it."""
+def test_rows_are_accepted_exactly_when_each_of_them_is(targets: list[Target]) -> None:
+    """A mutant at any place among valid frames of its length: all rows are accepted or none, as one by one."""
     refused: Counter[bool] = Counter()
     for draw, receiver, broken, _ in mutants(3, [each for each in targets if each.message.supports_rows], 30_000):
         data = repaired(draw, broken) if draw.random() < 0.9 else broken
@@ -186,9 +188,9 @@ def test_rows_are_accepted_exactly_where_each_of_them_is(targets: list[Target]) 
         if len(data) < 40 or not rows:
             continue
         rows.insert(draw.randrange(len(rows) + 1), data)
-        alone = Intake(receiver.message, DIGEST, ROUND, SENDERS)
+        one_by_one = Intake(receiver.message, DIGEST, ROUND, SENDERS)
         try:
-            expected = [alone.accept(each) for each in rows]
+            expected = [one_by_one.accept(each) for each in rows]
         except WireError:
             expected = None
         together = Intake(receiver.message, DIGEST, ROUND, SENDERS)
@@ -200,7 +202,7 @@ def test_rows_are_accepted_exactly_where_each_of_them_is(targets: list[Target]) 
             assert {name: value[row].tobytes() for name, value in got.values.items()} == {
                 name: value.tobytes() for name, value in other.values.items()
             }
-        # Whoever was heard is not heard again; whoever was not still can be.
+        # An accepted sender is refused the second time.
         again = together.accept_rows(np.array([list(rows[0])], dtype=np.uint8))
         assert got is None or again is None
         refused[got is None] += 1
@@ -222,6 +224,6 @@ def check_well_formed(message: Message, received: Received, data: bytes) -> None
         else:
             assert np.isfinite(values).all()
             assert values.min() >= getattr(field, "minimum", -np.inf)
-    # One encoding for each value: what was decoded is exactly what the bytes say.
+    # Each value has one encoding, so the decoded values give the same bytes.
     header = {"round": ROUND, "sender": received.sender, "samples": received.samples, "digest": DIGEST}
     assert frame(message, received.values, **header) == data

@@ -1,5 +1,5 @@
-"""Positions as a Golomb code of their gaps: against the second implementation, its size, and hostile bytes. That both
-read and refuse the same streams is in `test_second_implementation`."""
+"""Positions as a Golomb code of their gaps, against the second implementation, and hostile bytes.
+`test_second_implementation` tests that both read and refuse the same streams."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pfedlms.wire.golomb import Places, remainder_bits
 
 
 def paper_bits(count: int, places: int) -> int:
-    """b as the paper writes it, with logarithms; none where nothing or all is chosen."""
+    """b as in the paper, with logarithms; 0 where all places are chosen."""
     if count == places:
         return 0
     golden = (1 + sqrt(5)) / 2
@@ -23,7 +23,7 @@ def paper_bits(count: int, places: int) -> int:
 
 
 def as_bytes(text: str) -> bytes:
-    """Eight bits a byte, the first lowest."""
+    """Eight bits for each byte, the first one lowest."""
     padded = text + "0" * (-len(text) % 8)
     return bytes(int(padded[start : start + 8][::-1], 2) for start in range(0, len(padded), 8))
 
@@ -31,17 +31,17 @@ def as_bytes(text: str) -> bytes:
 def encoded(positions: list[int] | np.ndarray, places: int) -> bytes:
     field = Positions("x", len(positions), places)
     values = {"x": np.asarray(positions, dtype=np.int64)}
-    out = bytearray(b"\xff" * field.size(values))  # what stood there before does not matter
+    out = bytearray(b"\xff" * field.size(values))  # old bytes do not matter
     field.write(values, memoryview(out))
     return bytes(out)
 
 
 def decoded(data: bytes, count: int, places: int) -> list[int]:
-    """Through a message, as frames are read."""
+    """Read through a message, as in a frame."""
     return Message(0, (Positions("x", count, places),)).read(memoryview(data))["x"].tolist()
 
 
-def test_by_hand() -> None:
+def test_three_positions_by_hand() -> None:
     """3 of 20: 0.85² = 0.72 and 0.85⁴ = 0.52, so b = 2. Positions 1, 2 and 19 have the gaps 1, 0 and 16: no one, a zero
     and 1 in two bits, the lower first; the same with 0; four ones, a zero and 0."""
     assert remainder_bits(3, 20) == 2
@@ -53,14 +53,14 @@ def test_by_hand() -> None:
 
 
 @pytest.mark.parametrize("places", [1, 2, 3, 10, 1000, 203_530, 9_799_844, 1 << 48])
-def test_parameter_is_the_papers(places: int) -> None:
+def test_the_parameter_is_that_of_the_paper(places: int) -> None:
     for share in (1e-9, 1e-4, 1 / 400, 0.01, 0.1, 0.3, 0.381966, 0.381967, 0.5, 0.7, 1.0):
         count = max(1, floor(share * places))
         assert remainder_bits(count, places) == paper_bits(count, places), (count, places)
 
 
-def test_far_apart() -> None:
-    """Gaps beyond 32 bits, a run of ones over many bytes, the last place there can be; and shares of 3,000 places."""
+def test_positions_far_apart_are_read_as_written() -> None:
+    """Gaps beyond 32 bits, a run of ones over many bytes, the last possible place; and shares of 3,000 places."""
     draw = np.random.default_rng(2)
     some = [(sorted(draw.choice(3000, count, replace=False).tolist()), 3000) for count in (1, 12, 300, 1500, 2999)]
     for positions, places in (
@@ -76,9 +76,9 @@ def test_far_apart() -> None:
 
 
 @pytest.mark.parametrize("places", range(1, 11))
-def test_the_largest_size_is_reached_and_never_passed(places: int) -> None:
-    """All choices of up to ten places: the bytes of the second implementation, every one comes back, and the longest is
-    `max_bytes`."""
+def test_the_largest_size_is_reached_and_never_exceeded(places: int) -> None:
+    """All choices of up to ten places have the bytes of the second implementation, are read as written, and the longest
+    has `max_bytes`."""
     for count in range(1, places + 1):
         subsets = [[i for i in range(places) if chosen >> i & 1] for chosen in range(1 << places)]
         streams = {tuple(s): encoded(s, places) for s in subsets if len(s) == count}
@@ -87,25 +87,7 @@ def test_the_largest_size_is_reached_and_never_passed(places: int) -> None:
         assert all(decoded(stream, count, places) == list(chosen) for chosen, stream in streams.items())
 
 
-# --- size -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("share", [0.001, 1 / 400, 0.01, 0.05, 0.1])
-def test_size_is_the_papers_mean_and_near_the_entropy(share: float) -> None:
-    """b + 1/(1 − (1 − p)^(2^b)) bits a position, and log2(1/p) + (1/p − 1) log2(1/(1 − p)) of entropy."""
-    places = 1_000_000
-    count = round(share * places)
-    bits = paper_bits(count, places)
-    mean = bits + 1 / (1 - (1 - share) ** 2**bits)
-    entropy = -log2(share) - (1 / share - 1) * log2(1 - share)
-    drawn = np.sort(np.random.default_rng(3).choice(places, count, replace=False))
-    got = 8 * len(encoded(drawn, places)) / count
-    assert got == pytest.approx(mean, rel=0.01)
-    assert 0.99 * entropy < got < 1.03 * entropy
-    assert mean <= 1.022 * entropy
-
-
-def test_the_example_is_an_average_one_and_not_the_longest() -> None:
+def test_the_example_of_a_message_has_an_average_size() -> None:
     field = Positions("x", 2000, 200_000)
     example = Message(0, (field,)).example()
     assert np.array_equal(example["x"], field.example())  # the same in every run
@@ -122,20 +104,20 @@ def test_the_example_is_an_average_one_and_not_the_longest() -> None:
 @pytest.mark.parametrize(
     ("positions", "at"), [([3, 3, 5], 1), ([5, 4, 9], 1), ([0, 1, 20], 2), ([-1, 2, 3], 0), ([0, 2, -5], 2)]
 )
-def test_positions_that_cannot_be_sent(positions: list[int], at: int) -> None:
+def test_positions_out_of_order_or_range_are_refused(positions: list[int], at: int) -> None:
     expected = rf"field 'x': got {positions[at]} at index {at}, expected ascending numbers from 0 to 19"
     with pytest.raises(ValueError, match=expected):
         encoded(positions, 20)
 
 
 @pytest.mark.parametrize(("count", "places"), [(0, 5), (6, 5), (1, 0), (1, (1 << 48) + 1)])
-def test_choices_that_are_none(count: int, places: int) -> None:
+def test_wrong_numbers_of_positions_are_refused(count: int, places: int) -> None:
     with pytest.raises(ValueError, match=f"field 'x': got {count} of {places} places, expected 1 up to all"):
         Positions("x", count, places)
 
 
-def test_places_there_are_not() -> None:
-    """The gaps 1, 0 and 17 lead to place 20 of 20; a long run of ones far beyond, whatever it is multiplied with."""
+def test_positions_beyond_the_last_place_are_refused() -> None:
+    """The gaps 1, 0 and 17 lead to place 20 of 20; a long run of ones leads far beyond, without overflow."""
     assert decoded(as_bytes("010" + "000" + "1111" + "000"), 3, 20) == [1, 2, 19]
     for last in ("1111" + "010", "1" * 5 + "000", "1" * 3000 + "000"):
         with pytest.raises(DecodeError, match="got position 2 of 3 beyond the last place"):
@@ -144,12 +126,12 @@ def test_places_there_are_not() -> None:
         decoded(as_bytes("1" * 70_000 + "0" * 60), 1, 1 << 48)
 
 
-# --- as many places as there are --------------------------------------------------------------------------------------
+# --- a variable number of places --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [1, 2, 9, 64, 300])
-def test_places_come_back_and_never_take_more_than_their_most(count: int) -> None:
-    """Of every number of places the worst for it: all at the end, so that the first gap is as long as can be."""
+def test_places_are_read_as_written_within_the_largest_size(count: int) -> None:
+    """Every number of chosen places, at the start and at the end, where the first gap is longest."""
     field = Places("x", count)
     for chosen in range(count + 1):
         for start in (0, count - chosen):

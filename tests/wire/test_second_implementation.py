@@ -9,7 +9,6 @@ import re
 import sys
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import make_vectors
@@ -20,11 +19,11 @@ import torch
 from second import CLIENTS, HERE, PAGE, VECTORS, bits32, f32, f32s, f64, federate, recorded_run, run_of, signs
 
 from factories import Frames
-from pfedlms.cohort import Cohort
 from pfedlms.errors import WireError
 from pfedlms.methods import METHODS
+from pfedlms.quantise import normal_quantiles
 from pfedlms.wire import Message, Positions
-from pfedlms.wire.frames import SERVER, Intake, frame
+from pfedlms.wire.frames import SERVER
 
 STANDARD = {"hashlib", "math", "struct", "zlib", "statistics", "collections", "dataclasses", "__future__"}
 STANDARD |= {"decimal", "functools", "itertools", "typing"}
@@ -37,7 +36,7 @@ def test_the_package_reproduces_the_committed_file() -> None:
     assert make_vectors.text() == make_vectors.FILE.read_text(encoding="ascii")
 
 
-def test_the_second_implementation_is_plain() -> None:
+def test_the_second_implementation_imports_the_standard_library_only() -> None:
     assert set(sys.stdlib_module_names) >= STANDARD
     files = sorted((HERE / "plain_client").glob("*.py"))
     assert len(files) > 5
@@ -48,8 +47,7 @@ def test_the_second_implementation_is_plain() -> None:
         assert {name.partition(".")[0] for name in names} <= STANDARD | {"plain_client"}, file.name
 
 
-def test_the_page_quotes_the_vectors() -> None:
-    """What the page prints as examples is in the vectors."""
+def test_the_examples_on_the_page_are_in_the_vectors() -> None:
     for line in VECTORS["digests"][0]["text"].splitlines():
         shown = line[: len("initial=") + 8] + "…" if line.startswith("initial=") else line
         assert f"\n    {shown}\n" in PAGE
@@ -64,8 +62,8 @@ def test_the_page_quotes_the_vectors() -> None:
 
 
 def test_the_page_lists_the_messages_of_every_method() -> None:
-    """A method that is added, or a field that is renamed, has to be written down."""
-    known = replace(make_vectors.task([30, 12], 1, np.zeros(42, np.float32)), feature_size=3)
+    """A new method or a renamed field must be added to the page."""
+    task = replace(make_vectors.task([30, 12], 1, np.zeros(42, np.float32)), feature_size=3)
     choices = [(name, {}) for name in METHODS] + [("zsign", {"downlink": "sum"}), ("obcsaa", {"downlink": "sum"})]
     of_pfedlms = PAGE[PAGE.index("## 10.") : PAGE.index("## 11.")]
     of_others = PAGE[PAGE.index("## 11.") : PAGE.index("## 12.")]
@@ -74,7 +72,7 @@ def test_the_page_lists_the_messages_of_every_method() -> None:
         section = of_pfedlms
         if name != "pfedlms":
             (section,) = [line for line in of_others.splitlines() if line.startswith(f"| {title} |")]
-        method = METHODS[name](known, METHODS[name].Settings(**chosen))
+        method = METHODS[name](task, METHODS[name].Settings(**chosen))
         for exchange in method.exchanges:
             for field in (*exchange.up.fields, *exchange.down.fields):
                 assert f"`{field.name}`" in section, (name, field.name)
@@ -85,7 +83,7 @@ def test_the_page_lists_the_messages_of_every_method() -> None:
 # The second implementation against the vectors.
 
 
-def test_generator() -> None:
+def test_random_numbers_match_the_vectors() -> None:
     for entry in VECTORS["fnv1a"]:
         assert f"{plain.fnv1a(entry['text']):016x}" == entry["hash"]
     for entry in VECTORS["streams"]:
@@ -100,18 +98,18 @@ def test_generator() -> None:
         assert [plain.row(int(entry["key"], 16), entry["bits"], i) for i in range(count)] == entry["rows"]
 
 
-def test_sizes() -> None:
+def test_layer_sizes_match_the_vectors() -> None:
     for entry in VECTORS["sizes"]:
         assert plain.padded(entry["size"]) == entry["pad"]
         assert plain.sketch_size(entry["size"], f64(entry["ratio"])) == entry["sketch"]
 
 
-def test_transforms() -> None:
+def test_transforms_match_the_vectors() -> None:
     for entry in VECTORS["transforms"]:
         assert bits32(plain.transform(f32s(entry["input"]))) == entry["output"]
 
 
-def test_quantiles_thresholds_symbols_votes() -> None:
+def test_thresholds_symbols_and_votes_match_the_vectors() -> None:
     for entry in VECTORS["quantiles"]:
         assert bits32(plain.quantiles(entry["thresholds"])) == entry["quantiles"]
     for entry in VECTORS["thresholds"]:
@@ -123,7 +121,7 @@ def test_quantiles_thresholds_symbols_votes() -> None:
         assert plain.vote(entry["samples"], entry["symbols"], entry["thresholds"]) == entry["consensus"]
 
 
-def test_packing() -> None:
+def test_packed_symbols_match_the_vectors() -> None:
     assert [[levels, s := plain.block_size(levels), plain.width(s, levels)] for levels in range(2, 257)] == VECTORS[
         "blocks"
     ]
@@ -132,7 +130,7 @@ def test_packing() -> None:
         assert plain.unpack(bytes.fromhex(entry["bytes"]), len(entry["symbols"]), entry["levels"]) == entry["symbols"]
 
 
-def test_fields() -> None:
+def test_fields_match_the_vectors() -> None:
     for entry in VECTORS["fields"]:
         match entry["field"]:
             case "symbols":
@@ -155,22 +153,22 @@ def test_fields() -> None:
             case "count":
                 fields, values = [plain.Count()], [[entry["count"]]]
             case "masked bytes":
-                said = bytes.fromhex(entry["bytes"])
-                fields, values = [plain.Mask(1), plain.MaskedBytes(0, len(said))], [entry["mask"], said]
+                content = bytes.fromhex(entry["bytes"])
+                fields, values = [plain.Mask(1), plain.MaskedBytes(0, len(content))], [entry["mask"], content]
         assert plain.write_payload(fields, values).hex() == entry["payload"]
         assert plain.read_payload(fields, bytes.fromhex(entry["payload"])) == values
 
 
-def test_fields_that_must_be_refused() -> None:
-    made = {"signs": plain.Signs, "places": plain.Places, "positions": lambda own: plain.Positions(*own)}
+def test_wrong_fields_are_refused_as_in_the_vectors() -> None:
+    field_types = {"signs": plain.Signs, "places": plain.Places, "positions": lambda own: plain.Positions(*own)}
     for entry in VECTORS["refused_fields"]:
         with pytest.raises(plain.Refused) as refused:
-            plain.read_payload([made[entry["field"]](entry["of"])], bytes.fromhex(entry["payload"]))
+            plain.read_payload([field_types[entry["field"]](entry["of"])], bytes.fromhex(entry["payload"]))
         assert refused.value.error == entry["error"], entry["what"]
 
 
 @pytest.mark.parametrize("number", range(len(VECTORS["runs"])))
-def test_runs(number: int) -> None:
+def test_recorded_runs_are_recomputed(number: int) -> None:
     entry = VECTORS["runs"][number]
     known = entry["agreement"]
     run = recorded_run("pfedlms", known)
@@ -188,7 +186,7 @@ def test_runs(number: int) -> None:
         down = server.pool_statistics(up)
         assert down.hex() == played["reply_a"]
         for client in clients:
-            client.hear_thresholds(down)
+            client.receive_thresholds(down)
             assert [bits32(layer) for layer in client.thresholds] == played["thresholds"]
         up = [client.send_symbols() for client in clients]
         assert [client.symbols for client in clients] == [c["symbols"] for c in stored]
@@ -196,25 +194,12 @@ def test_runs(number: int) -> None:
         down = server.count_votes(up)
         assert down.hex() == played["reply_b"]
         for client in clients:
-            client.hear_consensus(down)
+            client.receive_consensus(down)
             assert client.consensus == played["consensus"]
         assert server.refused == []
 
 
-def test_the_runs_hold_what_they_should() -> None:
-    """A layer without padding, one with one parameter, one without spread, a refresh that was kept and one that was
-    not."""
-    first, second, third, *_ = VECTORS["runs"]
-    assert first["agreement"]["layers"] == [[0, 18], [18, 8]]
-    assert second["agreement"]["settings"]["refresh"] == 2
-    assert [played["round"] // 2 for played in second["rounds"]] == [0, 1]
-    assert all(played["thresholds"][-1] == ["00000000"] * 2 for played in second["rounds"])
-    assert len(third["rounds"][0]["thresholds"]) == 1
-    for played in (first["rounds"][0], *second["rounds"], third["rounds"][0]):
-        assert all(a <= b for layer in played["thresholds"] for a, b in pairwise(f32s(layer)))
-
-
-def test_fedavg() -> None:
+def test_the_recorded_round_of_fedavg_is_recomputed() -> None:
     entry = VECTORS["fedavg"]
     known, models = entry["agreement"], [f32s(client["model"]) for client in entry["clients"]]
     common = plain.common_lines(
@@ -236,8 +221,8 @@ def test_fedavg() -> None:
     assert reply.hex() == entry["reply"]
 
 
-def test_stc() -> None:
-    """Both ends by the second implementation, residuals and w included, over six rounds."""
+def test_the_recorded_rounds_of_stc_are_recomputed() -> None:
+    """Clients and server by the second implementation, with residuals and w, over six rounds."""
     entry = VECTORS["stc"]
     known, w = entry["agreement"], f32s(entry["agreement"]["initial"])
     shares = {name: f64(value) for name, value in known["settings"].items()}
@@ -254,7 +239,7 @@ def test_stc() -> None:
             step = [plain.f32(theta - at) for theta, at in zip(f32s(client["model"]), w, strict=True)]
             x = [plain.f32(moved + left) for moved, left in zip(step, own[k], strict=True)]
             sent = plain.ternary(x, counts[0])
-            own[k] = plain.added(x, -1.0, sent)
+            own[k] = plain.add_sparse(x, -1.0, sent)
             assert bits32(own[k]) == client["residual"]
             payload = plain.write_payload(fields[0], sent)
             assert payload == bytes.fromhex(client["frame"])[40:]
@@ -262,16 +247,16 @@ def test_stc() -> None:
             assert data.hex() == client["frame"]
             assert receiver.accept(data) == (client["id"], client["samples"], sent)
             messages.append(sent)
-        x = plain.pooled([client["samples"] for client in played["clients"]], messages, residual)
+        x = plain.server_input([client["samples"] for client in played["clients"]], messages, residual)
         sent = plain.ternary(x, counts[1])
-        residual, w = plain.added(x, -1.0, sent), plain.added(w, 1.0, sent)
+        residual, w = plain.add_sparse(x, -1.0, sent), plain.add_sparse(w, 1.0, sent)
         assert (bits32(residual), bits32(w)) == (played["residual"], played["model"])
         payload = plain.write_payload(fields[1], sent)
         assert plain.write_frame(1, played["round"], plain.SERVER, 0, digest, payload).hex() == played["reply"]
 
 
 def test_both_read_and_refuse_the_same_streams_of_positions() -> None:
-    """Streams with bits changed, cut and prolonged: the same positions, or the same error."""
+    """Streams with changed bits, cut short or extended: the same positions, or the same error."""
     draw, seen = random.Random(4), Counter()
     for _ in range(4000):
         places = draw.choice((1, 5, 40, 300))
@@ -309,7 +294,7 @@ def test_both_refuse_for_the_same_reason(entry: dict[str, Any]) -> None:
     assert caught.value.error == entry["error"]
 
 
-# Live: a real federation.
+# Against a real federation.
 
 
 CASES = [
@@ -339,7 +324,7 @@ def test_every_frame_of_a_federation_is_recomputed(frames: Frames, chosen: dict[
         down = server.pool_statistics(up)
         assert down == frames[1, number, SERVER]
         for client in clients:
-            client.hear_thresholds(down)
+            client.receive_thresholds(down)
         up = [client.send_symbols() for client in clients]
         assert up == [frames[2, number, k] for k in range(CLIENTS)]
         assert server.count_votes(reversed(up)) == frames[3, number, SERVER]  # arrival order does not matter
@@ -349,13 +334,13 @@ def test_every_frame_of_a_federation_is_recomputed(frames: Frames, chosen: dict[
 
 @pytest.mark.parametrize("chosen", CASES)
 def test_plain_clients_take_part_in_a_federation(frames: Frames, chosen: dict[str, Any]) -> None:
-    """Clients 1 and 3 speak through the second implementation; the models are those of a run without it."""
-    alone = federate("pfedlms", chosen)
-    alone.start()
+    """The second implementation sends for clients 1 and 3; the models are those of a run without it."""
+    expected_run = federate("pfedlms", chosen)
+    expected_run.start()
     for _ in range(3):
-        alone.play_round()
+        expected_run.play_round()
 
-    speaking: dict[tuple[int, int], plain.Client] = {}
+    plain_clients: dict[tuple[int, int], plain.Client] = {}
 
     def link(data: bytes, sender: int) -> bytes | None:
         if sender % 2 == 0:
@@ -363,10 +348,10 @@ def test_plain_clients_take_part_in_a_federation(frames: Frames, chosen: dict[st
         number = mixed.rounds_played
         if data[5] == 0:
             client = plain.Client(run, sender, mixed.data.samples[sender], number, models[sender])
-            speaking[number, sender] = client
+            plain_clients[number, sender] = client
             return client.send_statistics()
-        speaking[number, sender].hear_thresholds(frames[1, number, SERVER])
-        return speaking[number, sender].send_symbols()
+        plain_clients[number, sender].receive_thresholds(frames[1, number, SERVER])
+        return plain_clients[number, sender].send_symbols()
 
     mixed = federate("pfedlms", chosen, link=link)
     run = run_of(mixed)
@@ -375,35 +360,11 @@ def test_plain_clients_take_part_in_a_federation(frames: Frames, chosen: dict[st
         models = mixed.state()["params"].tolist()
         assert mixed.play_round().rejected == 0
         for sender in (1, 3):
-            speaking[number, sender].hear_consensus(frames[3, number, SERVER])
-    assert torch.equal(mixed.state()["params"], alone.state()["params"])
-    assert len(speaking) == 6
+            plain_clients[number, sender].receive_consensus(frames[3, number, SERVER])
+    assert torch.equal(mixed.state()["params"], expected_run.state()["params"])
+    assert len(plain_clients) == 6
 
 
-@pytest.mark.parametrize("chosen", CASES)
-def test_package_clients_with_a_plain_server(chosen: dict[str, Any]) -> None:
-    federation = federate("pfedlms", chosen)
-    run, samples = run_of(federation), federation.data.samples
-    models = torch.randn(CLIENTS, federation.model.layout.dim, generator=torch.Generator().manual_seed(8))
-    number = 6
-    server = plain.Server(run, range(CLIENTS), number)
-    cohort = Cohort(tuple(range(CLIENTS)), samples, models, torch.zeros(CLIENTS, 0), {})
-    for exchange, answer in zip(federation.method.exchanges, (server.pool_statistics, server.count_votes), strict=True):
-        cohort, values = exchange.client_send(cohort, number, None)
-        up = [
-            frame(exchange.up, {name: value[k].numpy() for name, value in values.items()},
-                  round=number, sender=k, samples=samples[k], digest=run.digest)
-            for k in range(CLIENTS)
-        ]  # fmt: skip
-        received = Intake(exchange.down, run.digest, number, (SERVER,)).accept(answer(up))
-        cohort = exchange.client_receive(cohort, {n: torch.from_numpy(v) for n, v in received.values.items()}, number)
-    assert server.refused == []
-    symbols = values["symbols"].tolist()
-    assert cohort.heard["consensus"].tolist() == plain.vote(samples, symbols, federation.method.settings.thresholds)
-
-
-def test_every_quantile_of_every_number_of_thresholds() -> None:
-    from pfedlms.quantise import normal_quantiles
-
+def test_both_compute_the_same_quantiles_for_every_number_of_thresholds() -> None:
     for count in range(1, 256):
         assert plain.quantiles(count) == normal_quantiles(count).tolist()

@@ -10,7 +10,7 @@ import plain_client as plain
 import pytest
 import torch
 from plain_client.sketchmean import CHANGES, DIFFERENCES, MeanClient, MeanServer
-from second import CLIENTS, VECTORS, bits32, f32s, f64, federate, present, recorded_run, run_of
+from second import CLIENTS, VECTORS, bits32, f32s, f64, federate, last_trained, recorded_run, run_of
 
 from factories import overheard
 from pfedlms.wire.frames import SERVER
@@ -30,19 +30,20 @@ CASES = [
 
 
 class Schedule:
-    """All take part but client 2, which is away for two phases and then for twenty, and client 3, which comes once."""
+    """All clients take part except client 2, which is absent for two phases and later for twenty, and client 3, which
+    takes part once."""
 
     count = CLIENTS
 
     def of(self, phase: int) -> tuple[int, ...]:
-        away = {2} if 2 <= phase < 4 or 7 <= phase < 27 else set()
-        return tuple(k for k in range(CLIENTS) if k not in away and (k != 3 or phase == 45))
+        absent = {2} if 2 <= phase < 4 or 7 <= phase < 27 else set()
+        return tuple(k for k in range(CLIENTS) if k not in absent and (k != 3 or phase == 45))
 
 
 @devices
 @pytest.mark.parametrize("chosen", CASES)
 def test_every_frame_of_fifty_rounds_is_recomputed(chosen: dict[str, Any], device: str) -> None:
-    """Votes, answers, S, z, what clients that come back are sent, and w."""
+    """Votes, answers, S, z, w, and the frames with which absent clients catch up."""
     federation = federate("sketchmean", chosen, Schedule(), device)
     federation.start()
     run, samples = run_of(federation), federation.data.samples
@@ -50,7 +51,7 @@ def test_every_frame_of_fifty_rounds_is_recomputed(chosen: dict[str, Any], devic
     server, clients = MeanServer(run), [MeanClient(run, k, samples[k]) for k in range(CLIENTS)]
     kinds: list[int] = []
     for number in range(ROUNDS):
-        trained, scales = present(federation), list(server.scales)
+        trained, scales = last_trained(federation), list(server.scales)
         with overheard() as messages:
             report = federation.play_round()
         made = {(sent.message.kind, sent.sender): sent.data for sent in messages}
@@ -59,23 +60,23 @@ def test_every_frame_of_fifty_rounds_is_recomputed(chosen: dict[str, Any], devic
         answer = server.reply(trained, reversed(up))
         assert answer == made[plain.DOWN, SERVER]
         assert bits32(server.z) == bits32(federation._state.server["unsent"].tolist())
-        sent = {k: server.catch_up(k, clients[k].heard, scales) for k in report.participants}
+        sent = {k: server.catch_up(k, clients[k].answers_known, scales) for k in report.participants}
         assert report.traffic.catch_up == sum(len(data) for frames in sent.values() for data in frames)
         for k, frames in sent.items():
             kinds += [data[5] for data in frames[:1]]
             for data in (*frames, answer):
                 assert data[5] == plain.DOWN or data == made[data[5], SERVER]
-                clients[k].hear(data)
-        for k, own in present(federation).items():
+                clients[k].receive(data)
+        for k, own in last_trained(federation).items():
             assert bits32(clients[k].w) == bits32(server.w) == bits32(own["model"].tolist())
             assert bits32(clients[k].scales) == bits32(own["scale"].tolist())
-    assert (server.refused, server.astray) == ([], set())
+    assert (server.refused, server.out_of_sync) == ([], set())
     assert len(kinds) == 3
     assert set(kinds) <= {plain.DOWN, plain.MODEL, CHANGES, DIFFERENCES}
 
 
 @pytest.mark.parametrize("number", range(len(VECTORS.get("sketchmean", []))))
-def test_runs(number: int) -> None:
+def test_recorded_runs_are_recomputed(number: int) -> None:
     entry = VECTORS["sketchmean"][number]
     known = entry["agreement"]
     run = recorded_run("sketchmean", known, gain=f64(entry["gain"]))
@@ -87,25 +88,25 @@ def test_runs(number: int) -> None:
         scales = list(server.scales)
         for stored in played["clients"]:
             client = clients[stored["id"]]
-            client.w = f32s(stored.get("w", bits32(client.w)))  # of one that has another
+            client.w = f32s(stored.get("w", bits32(client.w)))  # a client that is out of sync has a w of its own
             up.append(client.send(played["round"], f32s(stored["model"])))
             assert up[-1].hex() == stored["frame"]
         answer = server.reply([stored["id"] for stored in played["clients"]], reversed(up))
         assert answer.hex() == played["reply"]
         found = [bits32(each) for each in (server.z, server.w, server.scales)]
         assert found == [played[name] for name in ("z", "w", "scale")]
-        server.astray |= {each["id"] for each in played["caught_up"] if each["heard"] < 0}
+        server.out_of_sync |= {each["id"] for each in played["caught_up"] if each["heard"] < 0}
         for k in played["hear"]:
-            frames = server.catch_up(k, clients[k].heard, scales)
+            frames = server.catch_up(k, clients[k].answers_known, scales)
             stored_frames = [each["frames"] for each in played["caught_up"] if each["id"] == k]
             assert [[data.hex() for data in frames]] * bool(frames) == stored_frames
             for data in (*frames, answer):
-                clients[k].hear(data)
+                clients[k].receive(data)
             assert bits32(clients[k].w) == played["w"]
-        server.astray -= set(played["hear"])
+        server.out_of_sync -= set(played["hear"])
 
 
-def test_the_runs_have_every_way_to_catch_up() -> None:
+def test_the_recorded_runs_contain_every_way_to_catch_up() -> None:
     kinds = {
         bytes.fromhex(each["frames"][0])[5]
         for entry in VECTORS["sketchmean"] for played in entry["rounds"] for each in played["caught_up"]

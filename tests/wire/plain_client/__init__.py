@@ -1,12 +1,12 @@
 """A second implementation of docs/protocol.md, written from that page alone: plain Python, standard library only.
 
-It is slow and short on purpose. A file has a section or a few of the page.
+It is slow and short on purpose. Each file implements one or a few sections of the page.
 """
 # ruff: noqa: F401 - all names, in one place
 
 from __future__ import annotations
 
-from plain_client.averages import added, average, pooled, stc_fields, ternary
+from plain_client.averages import add_sparse, average, server_input, stc_fields, ternary
 from plain_client.fields import (
     Count,
     Floats,

@@ -30,8 +30,8 @@ def ternary(x: Sequence[float], count: int) -> list:
     return [[magnitude], [1.0 if x[i] >= 0 else -1.0 for i in positions], positions]
 
 
-def added(x: Sequence[float], factor: float, values: Sequence) -> list[float]:
-    """x + factor · STC, factor 1 or −1."""
+def add_sparse(x: Sequence[float], factor: float, values: Sequence) -> list[float]:
+    """x plus `factor` times a sparse message; factor is 1 or −1."""
     (magnitude,), signs, positions = values
     result = list(x)
     for sign, i in zip(signs, positions, strict=True):
@@ -39,8 +39,8 @@ def added(x: Sequence[float], factor: float, values: Sequence) -> list[float]:
     return result
 
 
-def pooled(samples: Sequence[int], messages: Sequence[Sequence], residual: Sequence[float]) -> list[float]:
-    """The server's x."""
+def server_input(samples: Sequence[int], messages: Sequence[Sequence], residual: Sequence[float]) -> list[float]:
+    """The server's x: the weighted mean of the messages plus its residual."""
     sums = [0.0] * len(residual)
     for n, ((magnitude,), signs, positions) in zip(samples, messages, strict=True):
         for sign, i in zip(signs, positions, strict=True):

@@ -1,6 +1,7 @@
 """Sections 6 and 7 of the page: fields, positions among them, and payloads.
 
-Each field has `largest` and `size(known)` in bytes, `write(value, known)` and `read(data, known)`.
+Each field has `largest` and `size(earlier)` in bytes, `write(value, earlier)` and `read(data, earlier)`; `earlier` are
+the values of the fields before it.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ class Symbols:
     def largest(self) -> int:
         return sum(packed_size(count, self.levels) for count in self.segments)
 
-    def size(self, known: list) -> int:
+    def size(self, earlier: list) -> int:
         return self.largest
 
-    def write(self, value: Sequence[int], known: list) -> bytes:
+    def write(self, value: Sequence[int], earlier: list) -> bytes:
         parts, at = [], 0
         for count in self.segments:
             parts.append(pack(value[at : at + count], self.levels))
             at += count
         return b"".join(parts)
 
-    def read(self, data: bytes, known: list) -> list[int]:
+    def read(self, data: bytes, earlier: list) -> list[int]:
         symbols, at = [], 0
         for count in self.segments:
             length = packed_size(count, self.levels)
@@ -50,13 +51,13 @@ class Floats:
     def largest(self) -> int:
         return 4 * self.count
 
-    def size(self, known: list) -> int:
+    def size(self, earlier: list) -> int:
         return self.largest
 
-    def write(self, value: Sequence[float], known: list) -> bytes:
+    def write(self, value: Sequence[float], earlier: list) -> bytes:
         return struct.pack(f"<{self.count}f", *value)
 
-    def read(self, data: bytes, known: list) -> list[float]:
+    def read(self, data: bytes, earlier: list) -> list[float]:
         values = list(struct.unpack(f"<{self.count}f", data))
         if not all(math.isfinite(x) and x >= self.minimum for x in values):
             raise Refused("decode")
@@ -71,22 +72,22 @@ class Mask:
     def largest(self) -> int:
         return (self.count + 7) // 8
 
-    def size(self, known: list) -> int:
+    def size(self, earlier: list) -> int:
         return self.largest
 
-    def write(self, value: Sequence[int], known: list) -> bytes:
+    def write(self, value: Sequence[int], earlier: list) -> bytes:
         return pack(value, 2)
 
-    def read(self, data: bytes, known: list) -> list[int]:
+    def read(self, data: bytes, earlier: list) -> list[int]:
         return unpack(data, self.count, 2)
 
 
 @dataclass(frozen=True)
 class Signs(Mask):
-    def write(self, value: Sequence[float], known: list) -> bytes:
+    def write(self, value: Sequence[float], earlier: list) -> bytes:
         return pack([int(x >= 0) for x in value], 2)
 
-    def read(self, data: bytes, known: list) -> list[float]:
+    def read(self, data: bytes, earlier: list) -> list[float]:
         return [1.0 if bit else -1.0 for bit in unpack(data, self.count, 2)]
 
 
@@ -100,20 +101,20 @@ class MaskedRows:
     def largest(self) -> int:
         return 4 * self.count * self.width
 
-    def size(self, known: list) -> int:
-        return 4 * self.width * sum(known[self.mask])
+    def size(self, earlier: list) -> int:
+        return 4 * self.width * sum(earlier[self.mask])
 
-    def write(self, value: Sequence[Sequence[float]], known: list) -> bytes:
+    def write(self, value: Sequence[Sequence[float]], earlier: list) -> bytes:
         return b"".join(
-            Floats(self.width).write(r, known) for r, yes in zip(value, known[self.mask], strict=True) if yes
+            Floats(self.width).write(r, earlier) for r, bit in zip(value, earlier[self.mask], strict=True) if bit
         )
 
-    def read(self, data: bytes, known: list) -> list[list[float]]:
-        sent = Floats(self.width * sum(known[self.mask])).read(data, known)
+    def read(self, data: bytes, earlier: list) -> list[list[float]]:
+        sent = Floats(self.width * sum(earlier[self.mask])).read(data, earlier)
         rows = []
-        for yes in known[self.mask]:
-            rows.append(sent[: self.width] if yes else [0.0] * self.width)
-            sent = sent[self.width :] if yes else sent
+        for bit in earlier[self.mask]:
+            rows.append(sent[: self.width] if bit else [0.0] * self.width)
+            sent = sent[self.width :] if bit else sent
         return rows
 
 
@@ -133,7 +134,7 @@ class Positions:
     def largest(self) -> int:
         return (self.count * (self.bits + 1) + (self.places - self.count) // 2**self.bits + 7) // 8
 
-    def write(self, value: Sequence[int], known: list) -> bytes:
+    def write(self, value: Sequence[int], earlier: list) -> bytes:
         stream, at, before = 0, 0, -1
         for position in value:
             ones, rest = divmod(position - before - 1, 2**self.bits)
@@ -156,7 +157,7 @@ class Positions:
             gaps.append(ones * 2**self.bits + rest)
         return gaps, at
 
-    def read(self, data: bytes, known: list) -> list[int]:
+    def read(self, data: bytes, earlier: list) -> list[int]:
         gaps, end = self.codes(data)
         positions, at = [], -1
         for gap in gaps:
@@ -169,20 +170,20 @@ class Positions:
 
 @dataclass(frozen=True)
 class MaskedBytes:
-    mask: int  # position of the mask, of one thing, among the fields
+    mask: int  # position of the mask, which has one bit, among the fields
     count: int
 
     @property
     def largest(self) -> int:
         return self.count
 
-    def size(self, known: list) -> int:
-        return self.count * known[self.mask][0]
+    def size(self, earlier: list) -> int:
+        return self.count * earlier[self.mask][0]
 
-    def write(self, value: bytes, known: list) -> bytes:
-        return value[: self.size(known)]
+    def write(self, value: bytes, earlier: list) -> bytes:
+        return value[: self.size(earlier)]
 
-    def read(self, data: bytes, known: list) -> bytes:
+    def read(self, data: bytes, earlier: list) -> bytes:
         return data or bytes(self.count)
 
 
@@ -192,13 +193,13 @@ class Count:
     def largest(self) -> int:
         return 4
 
-    def size(self, known: list) -> int:
+    def size(self, earlier: list) -> int:
         return 4
 
-    def write(self, value: Sequence[int], known: list) -> bytes:
+    def write(self, value: Sequence[int], earlier: list) -> bytes:
         return struct.pack("<I", *value)
 
-    def read(self, data: bytes, known: list) -> list[int]:
+    def read(self, data: bytes, earlier: list) -> list[int]:
         return list(struct.unpack("<I", data))
 
 
@@ -210,7 +211,7 @@ class Places:
     def largest(self) -> int:
         return 13 + 9 * self.places // 64
 
-    def chosen(self, data: bytes) -> int:
+    def read_count(self, data: bytes) -> int:
         if len(data) < 4:
             raise Refused("truncated")
         (count,) = struct.unpack("<I", data[:4])
@@ -218,18 +219,18 @@ class Places:
             raise Refused("decode")
         return count
 
-    def taken(self, data: bytes) -> int:
-        count = self.chosen(data)
+    def encoded_size(self, data: bytes) -> int:
+        count = self.read_count(data)
         return 4 + ((Positions(count, self.places).codes(data[4:])[1] + 7) // 8 if count else 0)
 
-    def write(self, value: Sequence[int], known: list) -> bytes:
-        positions = [i for i, yes in enumerate(value) if yes]
-        coded = Positions(len(positions), self.places).write(positions, known) if positions else b""
+    def write(self, value: Sequence[int], earlier: list) -> bytes:
+        positions = [i for i, bit in enumerate(value) if bit]
+        coded = Positions(len(positions), self.places).write(positions, earlier) if positions else b""
         return struct.pack("<I", len(positions)) + coded
 
-    def read(self, data: bytes, known: list) -> list[int]:
-        count = self.chosen(data)
-        chosen = Positions(count, self.places).read(data[4:], known) if count else []
+    def read(self, data: bytes, earlier: list) -> list[int]:
+        count = self.read_count(data)
+        chosen = Positions(count, self.places).read(data[4:], earlier) if count else []
         return [int(i in set(chosen)) for i in range(self.places)]
 
 
@@ -241,16 +242,16 @@ def write_payload(fields: Sequence[Field], values: Sequence) -> bytes:
 
 
 def read_payload(fields: Sequence[Field], payload: bytes) -> list:
-    known, at = [], 0
+    earlier, at = [], 0
     for field in fields:
         if isinstance(field, Positions):
             size = (field.codes(payload[at:])[1] + 7) // 8
         else:
-            size = field.taken(payload[at:]) if isinstance(field, Places) else field.size(known)
+            size = field.encoded_size(payload[at:]) if isinstance(field, Places) else field.size(earlier)
         if len(payload) - at < size:
             raise Refused("truncated")
-        known.append(field.read(payload[at : at + size], known))
+        earlier.append(field.read(payload[at : at + size], earlier))
         at += size
     if at != len(payload):
         raise Refused("oversized")
-    return known
+    return earlier

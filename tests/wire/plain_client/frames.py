@@ -23,14 +23,14 @@ def write_frame(kind: int, round: int, sender: int, samples: int, digest: bytes,
 
 
 class Receiver:
-    """Takes one kind of message of one round, once from each sender."""
+    """Accepts one kind of message of one round, one from each sender."""
 
     def __init__(self, kind: int, fields: Sequence[Field], round: int, digest: bytes, senders: Collection[int]) -> None:
         self.kind, self.fields, self.round, self.digest, self.senders = kind, fields, round, digest, senders
         self.seen: set[int] = set()
 
     def accept(self, data: bytes) -> tuple[int, int, list]:
-        """(sender, samples, values) of a good frame."""
+        """(sender, samples, values) of a valid frame."""
         if len(data) < 40:
             raise Refused("truncated")
         magic, version, kind, reserved, round, sender, samples, length, digest = HEADER.unpack(data[:36])
@@ -49,8 +49,8 @@ class Receiver:
             (sender not in self.seen, "sender"),
             ((samples == 0) == (sender == SERVER), "decode"),
         ]
-        for good, error in checks:
-            if not good:
+        for passed, error in checks:
+            if not passed:
                 raise Refused(error)
         values = read_payload(self.fields, payload)
         self.seen.add(sender)
@@ -58,7 +58,7 @@ class Receiver:
 
 
 def accept(receiver: Receiver, frames: Iterable[bytes], refused: list[str]) -> list[tuple[int, int, list]]:
-    """Good frames in ascending order of ids; the errors of others are added to `refused`."""
+    """Valid frames in ascending order of ids; the errors of the others are added to `refused`."""
     accepted = []
     for data in frames:
         try:
@@ -69,21 +69,21 @@ def accept(receiver: Receiver, frames: Iterable[bytes], refused: list[str]) -> l
 
 
 def accept_stream(receiver: Receiver, stream: BinaryIO, refused: list[str]) -> tuple[list[tuple[int, int, list]], bool]:
-    """Good frames in the order they come, and whether the connection can stay open: not where nobody knows where the
-    next frame begins."""
+    """Valid frames in the order of arrival, and whether the connection can stay open. It cannot where the start of the
+    next frame is unknown."""
     accepted, largest = [], sum(field.largest for field in receiver.fields)
     while header := stream.read(40):
-        data, sound = header, False
+        data, intact = header, False
         if len(header) == 40 and header[:5] == b"PFLM\1":
             (length,) = struct.unpack("<Q", header[20:28])
             if length <= largest:
                 data += stream.read(length)
-                sound = struct.unpack("<I", data[36:40])[0] == zlib.crc32(data[:36] + data[40:])
+                intact = struct.unpack("<I", data[36:40])[0] == zlib.crc32(data[:36] + data[40:])
         try:
             accepted.append(receiver.accept(data))
         except Refused as error:
             refused.append(error.error)
-            if not sound:
+            if not intact:
                 return accepted, False
     return accepted, True
 
@@ -92,14 +92,14 @@ def accept_stream(receiver: Receiver, stream: BinaryIO, refused: list[str]) -> t
 
 
 def digest_text(values: dict[str, int | float | bool | str | bytes]) -> str:
-    def written(value: int | float | bool | str | bytes) -> str:
+    def encode(value: int | float | bool | str | bytes) -> str:
         if isinstance(value, float):
             return struct.pack(">d", value).hex()
         if isinstance(value, bytes):
             return value.hex()
         return value if isinstance(value, str) else str(int(value))
 
-    return "".join(f"{key}={written(values[key])}\n" for key in sorted(values))
+    return "".join(f"{key}={encode(values[key])}\n" for key in sorted(values))
 
 
 def digest_of(text: str) -> bytes:
@@ -107,8 +107,8 @@ def digest_of(text: str) -> bytes:
 
 
 @dataclass(frozen=True)
-class Known:
-    """What both ends of any method know before the first round (section 2)."""
+class Agreement:
+    """What server and clients of any method agree on before the first round (section 2)."""
 
     layers: Table
     classes: int
@@ -148,7 +148,7 @@ def common_lines(
 def zsign_lines(
     participants: int, learning_rate: float, schedule: str, warmup: int, rounds: int, decay: float, decay_every: int
 ) -> dict[str, int | float | bool | str | bytes]:
-    """What `zsign` adds to the text; of the schedule only what its shape reads."""
+    """The lines that `zsign` adds to the text; of the schedule only the settings that its shape uses."""
     lines = {"clients": participants, "learning_rate": learning_rate}
     if schedule != "constant" or warmup:
         lines |= {"shape": schedule, "warmup": warmup, "rounds": rounds if schedule == "cosine" else 0}

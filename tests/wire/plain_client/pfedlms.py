@@ -6,14 +6,14 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from plain_client.fields import Field, Floats, Symbols
-from plain_client.frames import SERVER, Known, accept, common_lines, digest_text
+from plain_client.frames import SERVER, Agreement, accept, common_lines, digest_text
 from plain_client.numbers import Table, sketch_size
 from plain_client.quantising import pool, pool_medians, statistics, symbols_of, thresholds_of, vote
 from plain_client.sketching import sketch
 
 
 @dataclass(frozen=True)
-class Run(Known):
+class Run(Agreement):
     """A run of `pfedlms`."""
 
     thresholds: int = 7
@@ -23,7 +23,7 @@ class Run(Known):
     refresh: int = 1
     spacing: str = "quantile"
     layerwise: bool = True
-    pooling: str = "mean"  # the server's alone, so not in the text
+    pooling: str = "mean"  # used by the server only, so not in the text
 
     def text(self) -> str:
         names = ("thresholds", "ratio", "strength", "smoothing", "refresh", "spacing", "layerwise")
@@ -59,7 +59,7 @@ class Client:
         means, variances = zip(*map(statistics, self.sketch), strict=True)
         return self._send(0, [means, variances])
 
-    def hear_thresholds(self, reply: bytes) -> None:
+    def receive_thresholds(self, reply: bytes) -> None:
         _, _, (means, deviations) = self.run.receiver(1, self.round, [SERVER]).accept(reply)
         self.thresholds = [
             thresholds_of(mean, deviation, self.run.thresholds, self.run.spacing)
@@ -70,7 +70,7 @@ class Client:
         self.symbols = [q for y, tau in zip(self.sketch, self.thresholds, strict=True) for q in symbols_of(y, tau)]
         return self._send(2, [self.symbols])
 
-    def hear_consensus(self, reply: bytes) -> None:
+    def receive_consensus(self, reply: bytes) -> None:
         _, _, (self.consensus,) = self.run.receiver(3, self.round, [SERVER]).accept(reply)
 
     def _send(self, kind: int, values: Sequence) -> bytes:

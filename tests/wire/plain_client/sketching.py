@@ -1,4 +1,4 @@
-"""Section 4 of the page: the sketch, and the way back."""
+"""Section 4 of the page: the sketch and its transpose."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def sketch(model: Sequence[float], table: Table, sizes: Sequence[int], seed: int
     return layers
 
 
-def spread(entries: Sequence[float], seed: int, epoch: int, index: int, size: int) -> list[float]:
-    """The way back of one layer, without the scale: the transform of the entries in their rows, with signs."""
+def transpose(entries: Sequence[float], seed: int, epoch: int, index: int, size: int) -> list[float]:
+    """The transpose of the sketch of one layer, without the scale: entries to their rows, transform, signs."""
     flips = signs(stream(seed, "sketch-signs", epoch, index), size)
     x = [0.0] * padded(size)
     for i, entry in zip(kept_rows(seed, epoch, index, size, len(entries)), entries, strict=True):

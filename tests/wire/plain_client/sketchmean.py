@@ -7,9 +7,9 @@ import struct
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from plain_client.averages import added, stc_fields, ternary
+from plain_client.averages import add_sparse, stc_fields, ternary
 from plain_client.fields import Count, Field, Floats, Mask, MaskedBytes, MaskedRows, Places, Signs
-from plain_client.frames import SERVER, Known, accept, common_lines, digest_text
+from plain_client.frames import SERVER, Agreement, accept, common_lines, digest_text
 from plain_client.numbers import allocated_sizes, f32, signs, stream
 from plain_client.sketching import kept_rows, sketch
 from plain_client.sketchvote import DOWN, MODEL, ROOT, UP, model_digest, root_mean_square
@@ -18,8 +18,8 @@ CHANGES, DIFFERENCES = 5, 7
 
 
 @dataclass(frozen=True)
-class MeanRun(Known):
-    """A run of `sketchmean`; `gain` is the server's alone."""
+class MeanRun(Agreement):
+    """A run of `sketchmean`; only the server uses `gain`."""
 
     ratio: float = 0.1
     answer: float = 0.005
@@ -47,7 +47,7 @@ class MeanRun(Known):
         return [f32(self.learning_rate / math.sqrt(m)) for m in self.sizes]
 
     @property
-    def kept(self) -> int:
+    def answer_entries(self) -> int:
         return max(1, math.floor(self.answer * len(self.initial)))
 
     def fields(self, kind: int) -> tuple[Field, ...]:
@@ -55,17 +55,17 @@ class MeanRun(Known):
         if kind == UP:
             return Signs(sum(self.sizes)), Mask(len(self.layers)), Mask(1), MaskedBytes(2, 8)
         if kind == DOWN:
-            return (*stc_fields(self.kept, n), scale)
+            return (*stc_fields(self.answer_entries, n), scale)
         return (Floats(n), scale) if kind == MODEL else (Count(), Places(n), MaskedRows(1, n, 1), scale)
 
 
 class MeanClient:
-    """One client through all rounds: w, S, and how many answers it knows."""
+    """One client through all rounds: w, S, and the number of answers it knows."""
 
     def __init__(self, run: MeanRun, id: int, samples: int) -> None:
         self.run, self.id, self.samples = run, id, samples
         self.w, self.scales = list(run.initial), run.start
-        self.heard = self.checked = 0
+        self.answers_known = self.checked = 0
 
     def send(self, round: int, model: Sequence[float]) -> bytes:
         run = self.run
@@ -79,21 +79,21 @@ class MeanClient:
         self.checked = round if due else self.checked
         return run.frame(UP, round, self.id, self.samples, [votes, above, [int(due)], model_digest(self.w)])
 
-    def hear(self, data: bytes) -> None:
-        """An answer, or one of the frames that stand for all answers up to their round."""
+    def receive(self, data: bytes) -> None:
+        """An answer, or a frame that replaces all answers up to its round."""
         kind, (round,) = data[5], struct.unpack_from("<I", data, 8)
-        expected = self.heard if kind == DOWN else round
+        expected = self.answers_known if kind == DOWN else round
         _, _, values = self.run.receiver(kind, expected, [SERVER]).accept(data)
         if kind == DOWN:
-            self.w = added(self.w, 1.0, values[:3])
+            self.w = add_sparse(self.w, 1.0, values[:3])
         elif kind == MODEL:
             self.w = values[0]
         else:
             (since,), places, new, _ = values
-            assert kind == DIFFERENCES or since <= self.heard
+            assert kind == DIFFERENCES or since <= self.answers_known
             base = self.w if kind == CHANGES else self.run.initial
-            self.w = [row[0] if yes else old for yes, row, old in zip(places, new, base, strict=True)]
-        self.scales, self.heard = values[-1], round + 1
+            self.w = [row[0] if chosen else old for chosen, row, old in zip(places, new, base, strict=True)]
+        self.scales, self.answers_known = values[-1], round + 1
 
 
 class MeanServer:
@@ -104,7 +104,7 @@ class MeanServer:
         self.z = [0.0] * len(run.initial)
         self.history, self.answers = [list(run.initial)], list[bytes]()
         self.refused: list[str] = []
-        self.astray: set[int] = set()
+        self.out_of_sync: set[int] = set()
 
     @property
     def round(self) -> int:
@@ -117,13 +117,13 @@ class MeanServer:
     def reply(self, clients: Collection[int], frames: Iterable[bytes]) -> bytes:
         """The answer to the messages of a round; w, S and z move by it."""
         run, own, counted = self.run, model_digest(self.w), []
-        for sender, samples, (said, above, checked, digest) in accept(
+        for sender, samples, (votes, above, checked, digest) in accept(
             run.receiver(UP, self.round, clients), frames, self.refused
         ):
             if checked[0] and digest != own and self.round:
-                self.astray.add(sender)
+                self.out_of_sync.add(sender)
             else:
-                counted.append((samples, said, above))
+                counted.append((samples, votes, above))
         total, at = sum(n for n, _, _ in counted), 0
         for layer, ((offset, size), m) in enumerate(zip(run.layers, run.sizes, strict=True)):
             up = sum(n for n, _, above in counted if above[layer])
@@ -132,23 +132,23 @@ class MeanServer:
             settled = state == 2 or sign == 0 or state not in (0, sign)
             self.states[layer] = 2 if settled else sign
             if settled or lean > 0:
-                sums = [sum(n * int(said[at + j]) for n, said, _ in counted) for j in range(m)]
+                sums = [sum(n * int(votes[at + j]) for n, votes, _ in counted) for j in range(m)]
                 factor = ROOT * (self.scales[layer] / max(1, total)) / math.sqrt(m)
-                for i, u in enumerate(self.way_back(sums, layer, size)):
+                for i, u in enumerate(self.transpose(sums, layer, size)):
                     self.z[offset + i] = f32(self.z[offset + i] + run.gain * (u * factor))
             moving = self.scales[layer] * (1 + (0.2 if settled else 0.7) * lean)
             first = run.start[layer]
             self.scales[layer] = f32(min(max(moving, first * 2.0**-20), first * 2.0**40))
             at += m
-        sent = ternary(self.z, run.kept)
-        self.z = added(self.z, -1.0, sent)
+        sent = ternary(self.z, run.answer_entries)
+        self.z = add_sparse(self.z, -1.0, sent)
         answer = run.frame(DOWN, self.round, SERVER, 0, [*sent, self.scales])
-        self.history.append(added(self.w, 1.0, sent))
+        self.history.append(add_sparse(self.w, 1.0, sent))
         self.answers.append(answer)
         return answer
 
-    def way_back(self, sums: Sequence[int], layer: int, size: int) -> list[int]:
-        """In integers, entry by entry of H: no order of stages."""
+    def transpose(self, sums: Sequence[int], layer: int, size: int) -> list[int]:
+        """The transpose of the sketch in integers, entry by entry of H, so that no order of stages matters."""
         epoch = self.round // self.run.refresh
         rows = kept_rows(self.run.seed, epoch, layer, size, len(sums))
         flips = signs(stream(self.run.seed, "sketch-signs", epoch, layer), size)
@@ -158,22 +158,22 @@ class MeanServer:
             for i, flip in enumerate(flips)
         ]
 
-    def catch_up(self, client: int, heard: int, scales: Sequence[float]) -> list[bytes]:
-        """What a client that knows so many answers is sent before the last answer; `scales` are S before that."""
+    def catch_up(self, client: int, answers_known: int, scales: Sequence[float]) -> list[bytes]:
+        """What a client that knows that many answers is sent before the last answer; `scales` are S before it."""
         before, last = self.history[:-1], self.round - 2
-        if heard > last and client not in self.astray:
+        if answers_known > last and client not in self.out_of_sync:
             return []
         w = before[-1]
 
-        def some(kind: int, since: int, places: list[int]) -> list[bytes]:
+        def entries_frame(kind: int, since: int, places: list[int]) -> list[bytes]:
             rows = [[value] for value in w]
             return [self.run.frame(kind, last, SERVER, 0, [[since], places, rows, scales])]
 
         differing = [int(bits(new) != bits(old)) for new, old in zip(w, before[0], strict=True)]
-        forms = [some(DIFFERENCES, 0, differing), [self.run.frame(MODEL, last, SERVER, 0, [w, scales])]]
-        if client not in self.astray:
-            changed = [int(len(set(map(bits, own))) > 1) for own in zip(*before[heard:], strict=True)]
-            forms = [self.answers[heard:-1], some(CHANGES, heard, changed), *forms]
+        forms = [entries_frame(DIFFERENCES, 0, differing), [self.run.frame(MODEL, last, SERVER, 0, [w, scales])]]
+        if client not in self.out_of_sync:
+            changed = [int(len(set(map(bits, own))) > 1) for own in zip(*before[answers_known:], strict=True)]
+            forms = [self.answers[answers_known:-1], entries_frame(CHANGES, answers_known, changed), *forms]
         return min(forms, key=lambda frames: sum(map(len, frames)))
 
 

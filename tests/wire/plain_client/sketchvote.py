@@ -9,16 +9,16 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from plain_client.fields import Field, Floats, Mask, MaskedBytes, Signs
-from plain_client.frames import SERVER, Known, accept, common_lines, digest_text
+from plain_client.frames import SERVER, Agreement, accept, common_lines, digest_text
 from plain_client.numbers import allocated_sizes, f32, padded
-from plain_client.sketching import sketch, spread
+from plain_client.sketching import sketch, transpose
 
 UP, DOWN, MODEL = 0, 1, 3
 ROOT = struct.unpack(">d", bytes.fromhex("3fe9884533d43651"))[0]  # sqrt(2 / π)
 
 
 @dataclass(frozen=True)
-class VoteRun(Known):
+class VoteRun(Agreement):
     """A run of `sketchvote`."""
 
     ratio: float = 0.1
@@ -48,8 +48,8 @@ class VoteRun(Known):
     def fields(self, kind: int) -> tuple[Field, ...]:
         if kind == MODEL:
             return (Floats(len(self.initial)),)
-        said = (Signs(sum(self.sizes)), Floats(len(self.layers), minimum=0.0))
-        return (*said, Mask(1), MaskedBytes(2, 8)) if kind == UP else said
+        votes = (Signs(sum(self.sizes)), Floats(len(self.layers), minimum=0.0))
+        return (*votes, Mask(1), MaskedBytes(2, 8)) if kind == UP else votes
 
     def by_layer(self, entries: Sequence) -> list[Sequence]:
         """A whole sketch, cut into its layers."""
@@ -65,7 +65,7 @@ class VoteRun(Known):
         for index, ((offset, size), own) in enumerate(zip(self.layers, self.by_layer(votes), strict=True)):
             c = f32(scales[index] * self.factors[index])
             if c != 0:
-                for i, u in enumerate(spread(own, self.seed, round // self.refresh, index, size)):
+                for i, u in enumerate(transpose(own, self.seed, round // self.refresh, index, size)):
                     after[offset + i] = f32(w[offset + i] + f32(c * u))
         return after
 
@@ -87,12 +87,12 @@ def weighted_median(samples: Sequence[int], values: Sequence[float]) -> float:
 
 
 class VoteClient:
-    """One client through all rounds: w, its residual, and how many answers it has heard."""
+    """One client through all rounds: w, its residual, and the number of answers it knows."""
 
     def __init__(self, run: VoteRun, id: int, samples: int) -> None:
         self.run, self.id, self.samples = run, id, samples
         self.w, self.residual = list(run.initial), [0.0] * len(run.initial)
-        self.heard = self.checked = 0
+        self.answers_known = self.checked = 0
 
     def send(self, round: int, model: Sequence[float]) -> bytes:
         """`model` is θ_k, after local steps from w."""
@@ -102,68 +102,68 @@ class VoteClient:
         self.residual = x
         for index, ((offset, size), y) in enumerate(zip(run.layers, self.sketch, strict=True)):
             scale, share = f32(1 / math.sqrt(len(y))), f32(len(y) / padded(size))
-            for i, u in enumerate(spread(y, run.seed, epoch, index, size)):
+            for i, u in enumerate(transpose(y, run.seed, epoch, index, size)):
                 x[offset + i] = f32(x[offset + i] - f32(f32(u * scale) * share))
         due = run.check_every > 0 and round >= self.checked + run.check_every
         self.checked = round if due else self.checked
-        said = [[y for layer in self.sketch for y in layer], list(map(root_mean_square, self.sketch))]
-        return run.frame(UP, round, self.id, self.samples, [*said, [int(due)], model_digest(self.w)])
+        votes = [[y for layer in self.sketch for y in layer], list(map(root_mean_square, self.sketch))]
+        return run.frame(UP, round, self.id, self.samples, [*votes, [int(due)], model_digest(self.w)])
 
-    def hear(self, answer: bytes) -> None:
-        """The answer of the round that this client lacks next, be it of now or one that was missed."""
-        _, _, (votes, scales) = self.run.receiver(DOWN, self.heard, [SERVER]).accept(answer)
-        self.w = self.run.moved(self.w, self.heard, votes, scales)
-        self.heard += 1
+    def receive(self, answer: bytes) -> None:
+        """The first answer that this client does not know: the one of this round, or one that it missed."""
+        _, _, (votes, scales) = self.run.receiver(DOWN, self.answers_known, [SERVER]).accept(answer)
+        self.w = self.run.moved(self.w, self.answers_known, votes, scales)
+        self.answers_known += 1
 
-    def hear_model(self, frame: bytes, round: int) -> None:
-        """The model that the answers of all rounds below this one lead to."""
+    def receive_model(self, frame: bytes, round: int) -> None:
+        """The model that results from the answers of all rounds before this one."""
         _, _, (self.w,) = self.run.receiver(MODEL, round - 1, [SERVER]).accept(frame)
-        self.heard = round
+        self.answers_known = round
 
 
 class VoteServer:
-    """The server through all rounds: w, and all its answers. Who was found to track another model is `astray` until it
-    is known to have heard again."""
+    """The server through all rounds: w and all its answers. A client whose tracked model differs is `out_of_sync` until
+    it is known to have received an answer again."""
 
     def __init__(self, run: VoteRun) -> None:
         self.run, self.w = run, list(run.initial)
         self.answers: list[bytes] = []
         self.refused: list[str] = []
-        self.astray: set[int] = set()
+        self.out_of_sync: set[int] = set()
 
     @property
     def round(self) -> int:
         return len(self.answers)
 
     def count_votes(self, clients: Collection[int], frames: Iterable[bytes]) -> tuple[bytes, list[float]]:
-        """The answer to the messages of a round, and the model it leads to: `finish` makes it the server's."""
+        """The answer to the messages of a round, and the model after it, which `finish` makes the server's."""
         accepted = accept(self.run.receiver(UP, self.round, clients), frames, self.refused)
-        own, heard = model_digest(self.w), []
-        for sender, samples, (said, scales, checked, digest) in accepted:
+        own, counted = model_digest(self.w), []
+        for sender, samples, (signs, scales, checked, digest) in accepted:
             if checked[0] and digest != own and self.round:
-                self.astray.add(sender)
+                self.out_of_sync.add(sender)
             else:
-                heard.append((samples, self.run.by_layer(said), scales))
+                counted.append((samples, self.run.by_layer(signs), scales))
         votes, medians = [], []
         for layer, m in enumerate(self.run.sizes):
-            voting = [(n, said[layer]) for n, said, scales in heard if scales[layer] > 0]
+            voting = [(n, signs[layer]) for n, signs, scales in counted if scales[layer] > 0]
             for i in range(m):
-                up = sum(n for n, said in voting if said[i] > 0)
+                up = sum(n for n, signs in voting if signs[i] > 0)
                 votes.append(1.0 if up >= sum(n for n, _ in voting) - up else -1.0)
-            medians.append(weighted_median([n for n, _, _ in heard], [scales[layer] for _, _, scales in heard]))
+            medians.append(weighted_median([n for n, _, _ in counted], [scales[layer] for _, _, scales in counted]))
         answer = self.run.frame(DOWN, self.round, SERVER, 0, [votes, medians])
         return answer, self.run.moved(self.w, self.round, votes, medians)
 
-    def catch_up(self, client: int, heard: int) -> list[bytes]:
-        """What a client that has heard so many answers is sent before the answer of this round (section 12)."""
+    def catch_up(self, client: int, answers_known: int) -> list[bytes]:
+        """What a client that knows that many answers is sent before the answer of this round (section 12)."""
         model = self.run.frame(MODEL, self.round - 1, SERVER, 0, [self.w]) if self.round else b""
-        if client in self.astray:
+        if client in self.out_of_sync:
             return [model]
-        missed = self.answers[heard:]
+        missed = self.answers[answers_known:]
         return missed if sum(map(len, missed)) <= len(model) else [model]
 
-    def finish(self, answer: bytes, model: list[float], heard: Collection[int]) -> None:
-        """End the round; `heard` are those who are known to have heard its answer."""
+    def finish(self, answer: bytes, model: list[float], receivers: Collection[int]) -> None:
+        """End the round; `receivers` are the clients known to have received its answer."""
         self.answers.append(answer)
         self.w = model
-        self.astray -= set(heard)
+        self.out_of_sync -= set(receivers)

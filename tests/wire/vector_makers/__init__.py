@@ -1,1 +1,1 @@
-"""The parts of make_vectors.py: a file for a few keys of vectors.json."""
+"""The parts of make_vectors.py; each file makes a few keys of vectors.json."""

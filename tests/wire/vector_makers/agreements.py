@@ -1,4 +1,4 @@
-"""Section 9 of the page: what both ends know, its text and its digest."""
+"""Section 9 of the page: what server and clients agree on, its text and its digest."""
 
 from __future__ import annotations
 
@@ -36,23 +36,26 @@ def task(layers: Iterable[int], seed: int, initial: np.ndarray) -> Task:
     )
 
 
-def digest_text(method: str, settings: Any, known: Task) -> str:
-    """The text of §9, written out by hand here; `agreed` asserts that its hash is the package's digest."""
+def digest_text(method: str, settings: Any, run_task: Task) -> str:
+    """The text of §9, written without the package; `agreement` asserts that its hash is the package's digest."""
     lines = {
-        "classes": str(known.classes),
-        "initial": hashlib.sha256(known.initial.numpy().astype("<f4").tobytes()).hexdigest(),
-        "layers": ",".join(f"{layer.offset}:{layer.size}" for layer in known.layout.layers),
+        "classes": str(run_task.classes),
+        "initial": hashlib.sha256(run_task.initial.numpy().astype("<f4").tobytes()).hexdigest(),
+        "layers": ",".join(f"{layer.offset}:{layer.size}" for layer in run_task.layout.layers),
         "method": method,
         "protocol": "1",
-        "seed": str(known.seed),
+        "seed": str(run_task.seed),
     }
     if method == "sketchmean":
-        lines["agreement.learning_rate"] = bits64(known.learning_rate)
+        lines["agreement.learning_rate"] = bits64(run_task.learning_rate)
     if method in ("sketchvote", "sketchmean"):
-        lines["agreement.rows"] = ",".join(map(str, known.layout.sketch_sizes(settings.ratio, settings.allocation)))
+        lines["agreement.rows"] = ",".join(map(str, run_task.layout.sketch_sizes(settings.ratio, settings.allocation)))
     if method == "zsign":
-        lines |= {"agreement.clients": str(known.participants), "agreement.learning_rate": bits64(known.learning_rate)}
-        rates = known.schedule
+        lines |= {
+            "agreement.clients": str(run_task.participants),
+            "agreement.learning_rate": bits64(run_task.learning_rate),
+        }
+        rates = run_task.schedule
         if (rates.shape, rates.warmup) != ("constant", 0):
             lines |= {f"agreement.{name}": str(getattr(rates, name)) for name in ("shape", "warmup", "rounds")}
             lines |= {"agreement.decay": bits64(rates.decay), "agreement.decay_every": str(rates.decay_every)}
@@ -63,25 +66,25 @@ def digest_text(method: str, settings: Any, known: Task) -> str:
 
 
 def agreed_settings(settings: Any) -> dict[str, Any]:
-    """Those that are not the server's alone, nor optional and at their default."""
-    alone = {"server_optimizer", "server_decay", "server_epsilon", "pooling"}
+    """Settings in the digest: not those that only the server uses, nor optional ones at their default."""
+    server_only = {"server_optimizer", "server_decay", "server_epsilon", "pooling"}
     if type(settings).__name__ != "FedAvgSettings":
-        alone |= {"server_momentum"} | ({"gain"} if hasattr(settings, "server_momentum") else set())
+        server_only |= {"server_momentum"} | ({"gain"} if hasattr(settings, "server_momentum") else set())
     optional = {"absolute": False, "decoder": "averages"}
-    given = {name: value for name, value in asdict(settings).items() if name not in alone}
+    given = {name: value for name, value in asdict(settings).items() if name not in server_only}
     return {name: value for name, value in given.items() if name not in optional or value != optional[name]}
 
 
-def agreed(method: str, settings: Any, known: Task) -> dict[str, Any]:
-    text = digest_text(method, settings, known)
-    digest = method_digest(METHODS[method](known, settings))
+def agreement(method: str, settings: Any, run_task: Task) -> dict[str, Any]:
+    text = digest_text(method, settings, run_task)
+    digest = method_digest(METHODS[method](run_task, settings))
     assert digest == hashlib.sha256(text.encode()).digest()[:8], text
     return {
         "method": method,
-        "classes": known.classes,
-        "seed": word(known.seed),
-        "layers": [[layer.offset, layer.size] for layer in known.layout.layers],
-        "initial": bits32(known.initial.numpy()),
+        "classes": run_task.classes,
+        "seed": word(run_task.seed),
+        "layers": [[layer.offset, layer.size] for layer in run_task.layout.layers],
+        "initial": bits32(run_task.initial.numpy()),
         "settings": {k: bits64(v) if isinstance(v, float) else v for k, v in agreed_settings(settings).items()},
         "text": text,
         "sha256": hashlib.sha256(text.encode()).hexdigest(),
@@ -90,21 +93,20 @@ def agreed(method: str, settings: Any, known: Task) -> dict[str, Any]:
 
 
 def agreements() -> list[dict[str, Any]]:
-    """Methods that add `agreement.*`, and the facts of the run behind it: what a shape does not read is not in the
-    text."""
-    known = task([18, 8], 17, floats(26, 15))
+    """Methods that add `agreement.*`, and the facts of their runs; the text has only the settings that a shape uses."""
+    run_task = task([18, 8], 17, floats(26, 15))
     voting = METHODS["sketchvote"].Settings(ratio=0.3, allocation=0.7)
-    entries = [agreed("sketchvote", voting, known)]
+    entries = [agreement("sketchvote", voting, run_task)]
     for schedule, warmup in (("constant", 0), ("constant", 4), ("cosine", 0), ("cosine", 2), ("step", 0), ("step", 3)):
         train = TrainSettings(
             local_steps=1, batch_size=1, learning_rate=0.05, weight_decay=0.0, schedule=schedule,
             warmup=warmup, rounds=30, floor=0.0, decay=0.5, decay_every=10,
         )  # fmt: skip
         settings = METHODS["zsign"].Settings(downlink="sum" if warmup else "model")
-        own = replace(known, participants=2, learning_rate=train.learning_rate, schedule=train.rates)
+        own = replace(run_task, participants=2, learning_rate=train.learning_rate, schedule=train.rates)
         facts = {name: getattr(train, name) for name in ("schedule", "warmup", "rounds", "decay_every")}
         facts |= {"participants": 2, "learning_rate": bits64(train.learning_rate), "decay": bits64(train.decay)}
-        entries.append({**agreed("zsign", settings, own), "facts": facts})
+        entries.append({**agreement("zsign", settings, own), "facts": facts})
     return entries
 
 

@@ -28,32 +28,33 @@ def entry(field: str, given: dict[str, np.ndarray], /, *parts: Field, **about: A
 
 def fields() -> list[dict[str, Any]]:
     mask = np.array([1, 0, 1, 1, 0, 0, 0, 0, 0, 1], dtype=bool)
-    yes_and_no = mask.astype(int).tolist()
+    bits = mask.astype(int).tolist()
     rows = floats(20, 5).reshape(10, 2) * mask[:, None]
     chosen, signs = symbols(12, 3, 6), rng.signs(rng.stream(2024, "vectors", 6), 11)
     vector, scalar = floats(3, 7), np.float32([2.5])
     masked = (Mask("mask", 10), MaskedRows("rows", "mask", 10, 2))
-    made = [
+    entries = [
         entry("symbols", {"x": chosen}, Symbols("x", (7, 5), 3), segments=[7, 5], levels=3, symbols=chosen.tolist()),
         entry("signs", {"x": signs}, Signs("x", 11), signs=sign_text(signs)),
         entry("floats", {"x": vector}, Floats("x", 3), values=bits32(vector)),
         entry("scalar", {"x": scalar}, Scalar("x"), values=bits32(scalar)),
-        entry("mask", {"x": mask}, Mask("x", 10), mask=yes_and_no),
-        entry("masked rows", {"mask": mask, "rows": rows}, *masked, mask=yes_and_no, rows=list(map(bits32, rows))),
+        entry("mask", {"x": mask}, Mask("x", 10), mask=bits),
+        entry("masked rows", {"mask": mask, "rows": rows}, *masked, mask=bits, rows=list(map(bits32, rows))),
     ]
     for places, own in PLACES:
         field = Positions("x", len(own), places)
-        made.append(entry("positions", {"x": np.array(own)}, field, places=places, positions=own))
+        entries.append(entry("positions", {"x": np.array(own)}, field, places=places, positions=own))
     for places, own in (*PLACES, (7, [])):
         is_chosen = np.isin(np.arange(places), own)
-        made.append(entry("places", {"x": is_chosen}, Places("x", places), places=places, positions=own))
-    made.append(entry("count", {"x": np.array([16909060])}, Count("x"), count=16909060))
-    made.append(entry("bits", {"x": np.packbits(signs > 0, bitorder="little")}, Bits("x", 11), signs=sign_text(signs)))
-    for yes, said in ((1, np.uint8([0, 1, 128, 255])), (0, np.uint8([9, 9, 9, 9]))):
-        values, sent = {"mask": np.array([bool(yes)]), "x": said}, (said * yes).tobytes().hex()
+        entries.append(entry("places", {"x": is_chosen}, Places("x", places), places=places, positions=own))
+    entries.append(entry("count", {"x": np.array([16909060])}, Count("x"), count=16909060))
+    packed = np.packbits(signs > 0, bitorder="little")
+    entries.append(entry("bits", {"x": packed}, Bits("x", 11), signs=sign_text(signs)))
+    for sent, content in ((1, np.uint8([0, 1, 128, 255])), (0, np.uint8([9, 9, 9, 9]))):
+        values, received = {"mask": np.array([bool(sent)]), "x": content}, (content * sent).tobytes().hex()
         parts = Mask("mask", 1), MaskedBytes("x", "mask", 4)
-        made.append(entry("masked bytes", values, *parts, mask=[yes], bytes=sent))
-    return made
+        entries.append(entry("masked bytes", values, *parts, mask=[sent], bytes=received))
+    return entries
 
 
 # What is wrong, the field, its count or places, the payload, and the error.
@@ -71,12 +72,12 @@ WRONG = (
 
 def refused_fields() -> list[dict[str, Any]]:
     """Payloads of one field that must be refused."""
-    made = {"signs": lambda own: Signs("x", own), "positions": lambda own: Positions("x", *own)}
-    made["places"] = lambda own: Places("x", own)
+    field_types = {"signs": lambda own: Signs("x", own), "positions": lambda own: Positions("x", *own)}
+    field_types["places"] = lambda own: Places("x", own)
     entries = []
     for what, kind, own, data, error in WRONG:
         try:
-            Message(0, (made[kind](own),)).read(memoryview(bytes.fromhex(data)))
+            Message(0, (field_types[kind](own),)).read(memoryview(bytes.fromhex(data)))
         except errors.WireError as found:
             reason = type(found).__name__.lower()
         else:

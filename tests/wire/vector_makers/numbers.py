@@ -55,9 +55,9 @@ def allocations() -> list[dict[str, Any]]:
     for allocation in (0.0, 0.5, 0.7, 1.0, 1.3, 3.0):
         for ratio, layers in ((0.1, [200_960, 2_570]), (0.3, [1, 18, 70, 8]), (1.0, [33, 1_000, 5])):
             table = task(layers, 0, np.zeros(0, np.float32)).layout
-            kept = list(table.sketch_sizes(ratio, allocation))
+            rows = list(table.sketch_sizes(ratio, allocation))
             entries.append(
-                {"sizes": layers, "ratio": bits64(ratio), "allocation": bits64(allocation), "sketches": kept}
+                {"sizes": layers, "ratio": bits64(ratio), "allocation": bits64(allocation), "sketches": rows}
             )
     return entries
 
@@ -124,7 +124,7 @@ def votes() -> list[dict[str, Any]]:
 
 
 def medians() -> list[dict[str, Any]]:
-    """Halves that are just reached and just not, equal values, zeros of either sign, and nobody."""
+    """Halves that are just reached and just missed, equal values, zeros of both signs, and no voters."""
     cases = [
         ((1,), (2.5,)),
         ((1, 1), (3.0, 2.0)),

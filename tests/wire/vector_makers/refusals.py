@@ -15,7 +15,7 @@ from vector_makers.agreements import as_settings, task
 
 
 def sealed(data: bytes, at: int | None = None, new: bytes = b"") -> bytes:
-    """The frame with `new` written at `at`, and its checksum made good again."""
+    """The frame with `new` written at `at`, and a valid checksum."""
     if at is not None:
         data = data[:at] + new + data[at + len(new) :]
     return data[:36] + struct.pack("<I", zlib.crc32(data[40:], zlib.crc32(data[:36]))) + data[40:]
@@ -93,7 +93,7 @@ def refused(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def checked(entry: dict[str, Any], runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The entry, once the package refuses it for the reason given."""
+    """The entry, after a check that the package refuses it for the stated reason."""
     intake = package_intake(entry, runs)
     for data in entry["before"]:
         intake.accept(bytes.fromhex(data))

@@ -12,13 +12,13 @@ from pfedlms.cohort import Cohort, Tensors
 from pfedlms.engine.terms import method_digest
 from pfedlms.methods import METHODS, Exchange
 from pfedlms.wire.frames import SERVER, Intake, frame
-from vector_makers.agreements import agreed, task
+from vector_makers.agreements import agreement, task
 from vector_makers.notation import SAMPLES, bits32, floats
 
 IDS = tuple(range(len(SAMPLES)))
 
 
-class Held(NamedTuple):
+class ExchangeResult(NamedTuple):
     """One exchange of all clients, through frames."""
 
     cohort: Cohort
@@ -33,7 +33,9 @@ def cohort_of(params: np.ndarray) -> Cohort:
     return Cohort(IDS, SAMPLES, torch.from_numpy(params), torch.zeros(len(IDS), 0), {})
 
 
-def hold(exchange: Exchange[Any], cohort: Cohort, server: Tensors, number: int, digest: bytes) -> Held:
+def play_exchange(
+    exchange: Exchange[Any], cohort: Cohort, server: Tensors, number: int, digest: bytes
+) -> ExchangeResult:
     header = {"round": number, "digest": digest}
     cohort, values = exchange.client_send(cohort, number, None)  # type: ignore[arg-type]
     sent = {name: value.numpy() for name, value in values.items()}
@@ -49,15 +51,15 @@ def hold(exchange: Exchange[Any], cohort: Cohort, server: Tensors, number: int, 
     answer = frame(exchange.down, reply, sender=SERVER, samples=0, **header)
     back = Intake(exchange.down, digest, number, (SERVER,)).accept(answer).values
     cohort = exchange.client_receive(cohort, {n: torch.from_numpy(v) for n, v in back.items()}, number)
-    return Held(cohort, server, sent, frames, reply, answer)
+    return ExchangeResult(cohort, server, sent, frames, reply, answer)
 
 
 def run(
     layers: Iterable[int], seed: int, rounds: Iterable[int], zero_last: bool = False, huge_last: bool = False,
     **settings: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """`zero_last`: the last layer of all clients is zero. `huge_last`: the last parameter of two clients is so large
-    that thresholds overflow."""
+    """`zero_last`: the last layer of all clients is zero. `huge_last`: two clients' last parameter makes the thresholds
+    overflow."""
     method, sizes = METHODS["pfedlms"], list(layers)
     chosen = method.Settings(**settings)
     known = task(sizes, seed, floats(sum(sizes), 8, seed))
@@ -69,12 +71,12 @@ def run(
         if huge_last:
             params[1:, -1] = 3e38
         played.append(play(method(known, chosen), number, params))
-    return {"agreement": agreed("pfedlms", chosen, known), "rounds": played}
+    return {"agreement": agreement("pfedlms", chosen, known), "rounds": played}
 
 
 def play(method: Any, number: int, params: np.ndarray) -> dict[str, Any]:
-    first = hold(method.exchanges[0], cohort_of(params), {}, number, method_digest(method))
-    second = hold(method.exchanges[1], first.cohort, {}, number, method_digest(method))
+    first = play_exchange(method.exchanges[0], cohort_of(params), {}, number, method_digest(method))
+    second = play_exchange(method.exchanges[1], first.cohort, {}, number, method_digest(method))
     known = {name: value.numpy() for name, value in {**second.cohort.scratch, **second.cohort.heard}.items()}
     clients = [
         {
@@ -100,14 +102,14 @@ def play(method: Any, number: int, params: np.ndarray) -> dict[str, Any]:
     }
 
 
-def clients_of(params: np.ndarray, held: Held, **more: Any) -> list[dict[str, Any]]:
+def clients_of(params: np.ndarray, result: ExchangeResult, **more: Any) -> list[dict[str, Any]]:
     """`more`: tensors of which every client has a row."""
     return [
         {
             "id": k,
             "samples": SAMPLES[k],
             "model": bits32(params[k]),
-            "frame": held.frames[k].hex(),
+            "frame": result.frames[k].hex(),
             **{name: bits32(value[k].numpy()) for name, value in more.items()},
         }
         for k in IDS
@@ -116,42 +118,43 @@ def clients_of(params: np.ndarray, held: Held, **more: Any) -> list[dict[str, An
 
 def fedavg() -> dict[str, Any]:
     method, known = METHODS["fedavg"], task([4, 3], 11, floats(7, 10))
-    made = method(known, method.Settings())
+    prepared = method(known, method.Settings())
     models = np.stack([floats(7, 11, client) for client in IDS])
-    held = hold(made.exchanges[0], cohort_of(models), {}, 4, method_digest(made))
+    result = play_exchange(prepared.exchanges[0], cohort_of(models), {}, 4, method_digest(prepared))
     return {
-        "agreement": agreed("fedavg", method.Settings(), known),
+        "agreement": agreement("fedavg", method.Settings(), known),
         "round": 4,
-        "clients": clients_of(models, held),
-        "average": bits32(held.reply["model"]),
-        "reply": held.answer.hex(),
+        "clients": clients_of(models, result),
+        "average": bits32(result.reply["model"]),
+        "reply": result.answer.hex(),
     }
 
 
 def stc() -> dict[str, Any]:
-    """Six rounds. Clients begin each with models of the vectors' own; residuals of clients and server stay."""
+    """Six rounds. Clients' models are new in each; residuals of clients and server remain."""
     method = METHODS["stc"]
     settings = method.Settings(sparsity=0.1, sparsity_down=0.2)
     known = task([23, 17], 13, floats(40, 12))
-    made = method(known, settings)
+    prepared = method(known, settings)
     cohort, server = (
-        made.client_start(cohort_of(known.initial.expand(len(IDS), -1).numpy().copy())),
-        made.server_start(),
+        prepared.client_start(cohort_of(known.initial.expand(len(IDS), -1).numpy().copy())),
+        prepared.server_start(),
     )
     played = []
     for number in range(6):
-        # The second client's update is one number everywhere, so that all magnitudes tie.
+        # The second client's update is one number everywhere, so that all its magnitudes are equal.
         params = np.stack([floats(40, 13, number, client) for client in IDS])
         params[1] = cohort.state["model"][1].numpy() + np.float32(0.25)
-        held = hold(made.exchanges[0], cohort.with_model(torch.from_numpy(params)), server, number, method_digest(made))
-        cohort, server = held.cohort, held.server
+        trained = cohort.with_model(torch.from_numpy(params))
+        result = play_exchange(prepared.exchanges[0], trained, server, number, method_digest(prepared))
+        cohort, server = result.cohort, result.server
         played.append(
             {
                 "round": number,
-                "clients": clients_of(params, held, residual=cohort.state["residual"]),
-                "reply": held.answer.hex(),
+                "clients": clients_of(params, result, residual=cohort.state["residual"]),
+                "reply": result.answer.hex(),
                 "residual": bits32(server["residual"].numpy()),
                 "model": bits32(cohort.state["model"][0].numpy()),
             }
         )
-    return {"agreement": agreed("stc", settings, known), "rounds": played}
+    return {"agreement": agreement("stc", settings, known), "rounds": played}

@@ -15,12 +15,12 @@ from pfedlms.engine.simulate import InProcess, Links, run_exchange
 from pfedlms.engine.terms import method_digest
 from pfedlms.engine.transport import CatchUpOrders, Code, Record, Request
 from pfedlms.methods import METHODS, Task
-from vector_makers.agreements import agreed, task
+from vector_makers.agreements import agreement, task
 from vector_makers.notation import SAMPLES, bits32, bits64, floats
 
 
 def sketchmean(*about: Any, gain: float, **more: Any) -> dict[str, Any]:
-    """As `sketchvote`, with the gain, which is not agreed on."""
+    """As `sketchvote`, with the gain, which is not part of the agreement."""
     made = sketchvote(*about, name="sketchmean", gain=gain, **more)
     return {"gain": bits64(gain), **{key: value for key, value in made.items() if key != "factors"}}
 
@@ -30,11 +30,11 @@ def sketchvote(
     lost: dict[int, int] | None = None, even: dict[int, dict[int, int]] | None = None,
     drifted: dict[int, int] | None = None, **settings: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """A run in which the clients of `phases[r]` train before round r, and those of the next hear its answer.
+    """A run in which the clients of `phases[r]` train before round r, and those of the next phase receive its answer.
 
-    `silent[r]` says which clients have learnt nothing by round r in which layer: x is zero there; `even[r]`, which have
-    learnt one number for two entries there, so that half of y is zero. `lost[r]` is a client that is known to have
-    another model before the answer of round r, `drifted[r]` one that trains from another w: its digest says so.
+    `silent[r]` names clients and, for each, the layer without an update by round r: x is zero there. `even[r]`
+    names those with the same update in two entries, so that half of y is zero. `lost[r]` is a client known to be out of
+    sync before the answer of round r, `drifted[r]` one that trains from another w and sends its digest.
     """
     method = METHODS[name]
     chosen = method.Settings(**settings)
@@ -43,74 +43,74 @@ def sketchvote(
     known = task(layers, seed, initial)
     playing = method(known, chosen)
     digest, server = method_digest(playing), playing.server_start()
-    by = CatchUp(playing, digest)
-    answers = by.new_log()
-    clients, heard = [starting(playing, k) for k in range(len(SAMPLES))], [0] * len(SAMPLES)
+    catch_up = CatchUp(playing, digest)
+    answers = catch_up.new_log()
+    clients, answers_known = [start_client(playing, k) for k in range(len(SAMPLES))], [0] * len(SAMPLES)
     played = []
-    for number, (senders, coming) in enumerate(pairwise(phases)):
+    for number, (senders, receivers) in enumerate(pairwise(phases)):
         ups: dict[int, bytes] = {}
         downs: dict[int, list[bytes]] = {}
-        links = Links(lambda data, k, to=ups: to.update({k: data}) or data, lambda data, k, to=downs: keep(to, k, data))
-        transport = InProcess(Client(playing, digest, by, None, None), None, links)
-        astray = (drifted or {}).get(number)
-        if astray is not None:
-            clients[astray] = clients[astray].with_state(model=clients[astray].state["model"] + 0.25)
+        links = Links(
+            lambda data, k, to=ups: to.update({k: data}) or data,
+            lambda data, k, to=downs: to.setdefault(k, []).append(data) or data,
+        )
+        transport = InProcess(Client(playing, digest, catch_up, None, None), None, links)
+        out_of_sync = (drifted or {}).get(number)
+        if out_of_sync is not None:
+            clients[out_of_sync] = clients[out_of_sync].with_state(model=clients[out_of_sync].state["model"] + 0.25)
         for k in senders:
             parts = silent.get(number, {}), (even or {}).get(number, {})
-            clients[k] = replace(clients[k], params=learnt(clients[k], known, seed, number, *parts))
-        told = [{"id": k, "samples": SAMPLES[k], "model": bits32(clients[k].params)} for k in sorted(senders)]
-        told = [{**own, "w": bits32(clients[astray].state["model"])} if own["id"] == astray else own for own in told]
+            clients[k] = replace(clients[k], params=trained_model(clients[k], known, seed, number, *parts))
+        sent = [{"id": k, "samples": SAMPLES[k], "model": bits32(clients[k].params)} for k in sorted(senders)]
+        for own in sent:
+            if own["id"] == out_of_sync:
+                own["w"] = bits32(clients[out_of_sync].state["model"])
         sending = [clients[k] for k in sorted(senders)]
         after, moved, answer, inbox = run_exchange(transport, Record(Code.SEND, number), sending, server)
-        for entry, cohort in zip(told, after, strict=True):
+        for entry, cohort in zip(sent, after, strict=True):
             clients[entry["id"]] = cohort
             entry["frame"] = ups[entry["id"]].hex()
             if "residual" in cohort.state:
                 entry["residual"] = bits32(cohort.state["residual"])
         caught_up = []
-        for k in sorted(coming):
-            heard[k] = -1 if (lost or {}).get(number) == k else heard[k]
+        for k in sorted(receivers):
+            answers_known[k] = -1 if (lost or {}).get(number) == k else answers_known[k]
             request = Request((k,), (answer,))
-            if heard[k] < number or k == astray:
-                orders = by.orders(-1 if k == astray else heard[k], number, answers, server)
+            if answers_known[k] < number or k == out_of_sync:
+                orders = catch_up.orders(-1 if k == out_of_sync else answers_known[k], number, answers, server)
                 request = replace(request, catch_up=(CatchUpOrders((k,), orders),))
             back = transport.catch_up(request, [clients[k]], inbox)
             if k in downs:
-                caught_up.append({"id": k, "heard": heard[k], "frames": [data.hex() for data in downs.pop(k)]})
+                caught_up.append({"id": k, "heard": answers_known[k], "frames": [data.hex() for data in downs.pop(k)]})
             (clients[k],) = transport.answer(request, answer, back, inbox)
-            heard[k] = number + 1
+            answers_known[k] = number + 1
             assert torch.equal(clients[k].state["model"][0].view(torch.int32), moved["model"].view(torch.int32))
         before, server = server, moved
         answers.add(number, answer.data, before["model"], server["model"])
         played.append(
             {
                 "round": number,
-                "clients": told,
+                "clients": sent,
                 "reply": answer.data.hex(),
                 "caught_up": caught_up,
-                "hear": sorted(coming),
+                "hear": sorted(receivers),
                 "w": bits32(server["model"]),
                 **{key: bits32(server[own]) for key, own in (("scale", "scale"), ("z", "unsent")) if own in server},
             }
         )
     factors = [bits64(factor) for factor in playing.exchanges[0]._factors.tolist()] if name == "sketchvote" else []
-    return {"agreement": agreed(name, chosen, known), "factors": factors, "rounds": played}
+    return {"agreement": agreement(name, chosen, known), "factors": factors, "rounds": played}
 
 
-def starting(method: Any, client: int) -> Cohort:
+def start_client(method: Any, client: int) -> Cohort:
     start = method.task.initial[None].clone()
     return method.client_start(Cohort((client,), (SAMPLES[client],), start, torch.zeros(1, 0), {}))
 
 
-def keep(to: dict[int, list[bytes]], client: int, data: bytes) -> bytes:
-    to.setdefault(client, []).append(data)
-    return data
-
-
-def learnt(
+def trained_model(
     cohort: Cohort, known: Task, seed: int, number: int, silent: dict[int, int], even: dict[int, int]
 ) -> torch.Tensor:
-    """θ: w and some steps; where nothing is to be said, such that θ − w + e is zero."""
+    """θ: w and an update; in a layer without an update, θ − w + e is zero."""
     (client,), w = cohort.ids, cohort.state["model"]
     model = w + torch.from_numpy(floats(w.shape[1], 13, seed, number, client)) / 8
     if client in silent or client in even:

@@ -1,4 +1,4 @@
-"""Real processes: nodes that leave, come back and come late, and a server that is asked to stop."""
+"""Real processes: nodes that leave, come back or join late, and a server that is stopped."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from pfedlms.deploy.envelope import Reason, decode, refusal
 from pfedlms.experiment.store import RunDirectory
 
 pytestmark = [needs_flower, long]
-AWAY, LATE = 2, 3
+ABSENT, LATE = 2, 3
 
 
 @pytest.fixture(scope="module")
 def flotilla(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flotilla]:
-    with Flotilla(tmp_path_factory.mktemp("comings") / "four", 4) as made:
+    with Flotilla(tmp_path_factory.mktemp("dropouts") / "four", 4) as made:
         yield made.open(nodes=3)
 
 
@@ -31,47 +31,47 @@ def rounds(out: Path) -> list[dict[str, Any]]:
     return RunDirectory(out).read_metrics()
 
 
-def absent(metrics: list[dict[str, Any]], client: int) -> list[int]:
+def rounds_missed(metrics: list[dict[str, Any]], client: int) -> list[int]:
     """Rounds, from 1, at whose end this client did not train."""
     return [each["round"] for each in metrics if client not in each.get("clients", range(4))]
 
 
-def test_a_node_away_for_five_rounds_and_one_that_comes_late(flotilla: Flotilla, tmp_path: Path) -> None:
-    """Both have the bits of those who stayed, and all is as with nodes in this process that miss the same trips."""
-    out = flotilla.folder / "away"
+def test_an_absent_node_and_a_late_one_catch_up(flotilla: Flotilla, tmp_path: Path) -> None:
+    """Both have the bits of the other nodes; the run equals one on nodes in this process that miss the same trips."""
+    out = flotilla.folder / "absent"
     chosen = {"method.name": "sketchvote", "run.out": str(out), "train.rounds": 10, "flower.wait": 20.0}
-    flotilla.run(run_config(chosen), name="away")
+    flotilla.run(run_config(chosen), name="absent")
     wait_until(lambda: len(rounds(out)) >= 1, 240, "a round")
-    flotilla.end(f"node-{AWAY}")
+    flotilla.end(f"node-{ABSENT}")
     config = flotilla.config(**chosen)
-    with Node(config, AWAY, flotilla.folder / "state") as node:
+    with Node(config, ABSENT, flotilla.folder / "state") as node:
         done = node.state.trip
     wait_until(lambda: len(rounds(out)) >= 2, 240, "a round without it")
     flotilla.node(LATE)
-    wait_until(lambda: len(absent(rounds(out), AWAY)) >= 5, 400, "five rounds without it")
-    flotilla.node(AWAY)
-    said = flotilla.wait_for_end("away")
+    wait_until(lambda: len(rounds_missed(rounds(out), ABSENT)) >= 5, 400, "five rounds without it")
+    flotilla.node(ABSENT)
+    log = flotilla.wait_for_end("absent")
     metrics = rounds(out)
 
-    missed, before = absent(metrics, AWAY), absent(metrics, LATE)
+    missed, before = rounds_missed(metrics, ABSENT), rounds_missed(metrics, LATE)
     assert len(missed) >= 5
     assert missed == list(range(missed[0], missed[-1] + 1))
     assert missed[-1] < 10  # it came back
     assert before == list(range(1, len(before) + 1))
-    assert 2 <= len(before) < missed[-1]  # it came while the other was away
-    for client, trips, why in [(AWAY, missed, "its node is gone"), (LATE, before, "its node was not online yet")]:
+    assert 2 <= len(before) < missed[-1]  # it joined while the other was absent
+    for client, trips, reason in [(ABSENT, missed, "its node is gone"), (LATE, before, "its node was not online yet")]:
         named = {each["round"]: each["left_out"].get(str(client), "") for each in metrics}
-        assert all(why in named[number] for number in trips[1:])
-        # Who misses the end of a round has no message in the next one.
+        assert all(reason in named[number] for number in trips[1:])
+        # A node that misses the end of a round has no message in the next one.
         assert [number for number, text in named.items() if text] == [*trips, trips[-1] + 1]
-        assert f"client {client} is left out: refused, failed: {why}" in said
+        assert f"client {client} is left out: refused, failed: {reason}" in log
 
     def route(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes | None:
         trip = decode(request).trip  # trip t ends round t; trip 0 is the start
-        if trip in {AWAY: missed, LATE: [0, *before]}.get(client, []):
-            if client == AWAY and trip <= done:
-                handle(request)  # it was ended before its reply left
-            return refusal(decode(request), Reason.FAILED, "as a carrier says that nobody is there")
+        if trip in {ABSENT: missed, LATE: [0, *before]}.get(client, []):
+            if client == ABSENT and trip <= done:
+                handle(request)  # it stopped before it sent its reply
+            return refusal(decode(request), Reason.FAILED, "as the carrier refuses for an offline node")
         return handle(request)
 
     here = config.with_run(out=str(tmp_path / "here"))
@@ -92,8 +92,8 @@ def test_a_node_away_for_five_rounds_and_one_that_comes_late(flotilla: Flotilla,
 
 
 @pytest.mark.parametrize("way", ["SIGTERM", "flwr stop"])
-def test_the_server_asked_to_stop(flotilla: Flotilla, way: str) -> None:
-    """Its summary says `interrupted`; told to run again, it goes on, and ends as if nothing had happened."""
+def test_a_stopped_server_resumes(flotilla: Flotilla, way: str) -> None:
+    """Its summary says `interrupted`; started again, it ends with the results of an uninterrupted run."""
     name = way.replace(" ", "-")
     # Two of the four nodes have no place in this run. A seed of its own: nodes remember the runs they took part in.
     chosen = {"method.name": "pfedlms", "run.out": str(flotilla.folder / name), "data.clients": 2}
