@@ -69,15 +69,15 @@ class Tied(nn.Module):
         self.first = nn.Linear(12, 12)
         self.frozen = nn.Linear(12, 12).requires_grad_(False)
         self.norm = nn.BatchNorm1d(12)
-        self.second = nn.Linear(12, 12)
+        self.second, self.twice = nn.Linear(12, 12), nn.Linear(12, 12)
         self.second.weight = self.first.weight
         self.second.bias.requires_grad_(False)
         self.register_buffer("shift", torch.arange(12.0) / 12)
         self.head = nn.Linear(12, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(self.frozen(self.first(self.first(x.flatten(1))))) + self.shift
-        return self.head(self.second(x))
+        x = self.norm(self.frozen(self.first(x.flatten(1)))) + self.shift
+        return self.head(self.twice(self.twice(self.second(x))))
 
 
 class Assigning(nn.Module):
@@ -102,10 +102,19 @@ def normed_and_assigning() -> nn.Module:
 
 
 FACTORIES = [dnn, on_last_axis, convolutional, partly_frozen, with_batch_norm, Tied, Assigning, normed_and_assigning]
+
+
+class StackedAsOnGPU(Stacked):
+    """Writes gradients into the flat gradient."""
+
+    def has_short_operators(self, clients: int) -> bool:
+        return True
+
+
 RUNNERS: dict[str, Callable[[CohortModel], Runner | None]] = {
     "one by one": lambda model: OneByOne(model._functional, CPU, normal(BATCH, 3, 2, 2)),
     "stacked": lambda model: Stacked(model._functional, gpu_rules=False),
-    "stacked as on a GPU": lambda model: Stacked(model._functional, gpu_rules=True),
+    "stacked as on a GPU": lambda model: StackedAsOnGPU(model._functional, gpu_rules=True),
     "as chosen": lambda model: model._runner,
 }
 
