@@ -1,4 +1,4 @@
-"""Catching up: its bytes by brute force, every form of it to the bit, and clients that are not where they should be."""
+"""Catching up: its bytes by brute force, every form bit for bit, and clients that track another model."""
 
 from __future__ import annotations
 
@@ -28,33 +28,32 @@ TRACKED = [
     ("sparseloco", {"density": 0.02}),
     ("decomfl", {"perturbations": 2, "step": 0.01}),
 ]
-ALMOST = ("obcsaa", {"downlink": "sum"})  # whose decoder gives clients the server's w but for the last bits
-tracked = pytest.mark.parametrize(("method", "settings"), TRACKED)
+NEARLY_TRACKED = ("obcsaa", {"downlink": "sum"})  # its decoder gives clients the server's w up to the last bits
 
 
 def partial_bytes(places: np.ndarray, more: int) -> int:
-    """A frame with some entries of w, by the second implementation, and with what is tracked besides."""
+    """Bytes of a frame with some entries of w by the second implementation, plus `more` for other tracked values."""
     fields = plain.Count(), plain.Places(len(places)), plain.MaskedRows(1, len(places), 1)
     return HEADER_BYTES + len(plain.write_payload(fields, [[0], places, np.zeros((len(places), 1))])) + more
 
 
 @pytest.mark.parametrize("cohort_size", [0, 1])
-@pytest.mark.parametrize(("method", "settings"), [*TRACKED, ALMOST])
+@pytest.mark.parametrize(("method", "settings"), [*TRACKED, NEARLY_TRACKED])
 @pytest.mark.filterwarnings("ignore:sketchvote")
-def test_who_comes_back_gets_the_servers_model_in_the_fewest_bytes(
+def test_an_absent_client_catches_up_in_the_fewest_bytes(
     method: str, settings: dict[str, Any], cohort_size: int
 ) -> None:
-    """Of 8 clients two take part in a round. What each is sent, from all w and answers of the run."""
+    """Two of 8 clients take part in a round. The expected bytes follow from every w and every answer of the run."""
     chosen = federation(method, digits(8), participation=0.25, cohort_size=cohort_size, **settings)
     chosen.start()
     bits = lambda: chosen.state()["server"]["model"].numpy().view(np.int32).copy()  # noqa: E731 - used twice
-    history, answers, heard = [bits()], [], dict.fromkeys(range(8), 0)
+    history, answers, answers_known = [bits()], [], dict.fromkeys(range(8), 0)
     dim, more, used = len(history[0]), 8 if method == "sketchmean" else 0, set()
     for round in range(30):
         report = chosen.play_round()
         expected = 0
         for client in report.participants:
-            since = heard[client]
+            since = answers_known[client]
             if since < round:
                 changed = np.any([history[r] != history[r + 1] for r in range(since, round)], axis=0)
                 forms = {
@@ -65,7 +64,7 @@ def test_who_comes_back_gets_the_servers_model_in_the_fewest_bytes(
                 }
                 expected += min(forms.values())
                 used.add(min(forms, key=lambda name: forms[name]))
-            heard[client] = round + 1
+            answers_known[client] = round + 1
         assert report.traffic.catch_up == expected
         sent = report.traffic.down_payload + report.traffic.down_framing
         answers.append(sent // len(report.participants))
@@ -78,10 +77,10 @@ def test_who_comes_back_gets_the_servers_model_in_the_fewest_bytes(
     assert used == ({"model"} if dense else {"answers", "changes"} if sparse else {"answers"})
 
 
-@tracked
+@pytest.mark.parametrize(("method", "settings"), TRACKED)
 @pytest.mark.filterwarnings("ignore:sketchvote")
-def test_all_forms_lead_to_the_bits_of_the_server(method: str, settings: dict[str, Any]) -> None:
-    """From w⁰, by each of (a), (b), (c) and (d), replayed from frames that are read again."""
+def test_every_form_of_catching_up_gives_the_bits_of_the_server(method: str, settings: dict[str, Any]) -> None:
+    """From w⁰, from frames that are decoded again: answers, changes, differences and the model."""
     with overheard() as messages:
         chosen = played(federation(method, digits(8), **settings), 5)
     by, server = chosen._terms.catch_up, chosen._state.server
@@ -94,7 +93,7 @@ def test_all_forms_lead_to_the_bits_of_the_server(method: str, settings: dict[st
     for message in by.messages.values():
         made = one_form(by, chosen, message)
         received = Intake(message, chosen._terms.digest, 4, (SERVER,)).accept(made)
-        # Differences from w⁰ and w also help a client with any other model.
+        # Differences from w⁰ and the model also serve a client with any other model.
         before = start if message is by.changes else start.with_state(model=normal(1, start.params.shape[1], seed=7))
         after = by.receive(before, message, received)
         for name in ("model", *by._tracked):
@@ -103,7 +102,7 @@ def test_all_forms_lead_to_the_bits_of_the_server(method: str, settings: dict[st
 
 
 def one_form(by: CatchUp, chosen: Federation, message: Any) -> bytes:
-    """The frame of one kind, though another may be fewer bytes."""
+    """The frame of one form, also if another has fewer bytes."""
     server = {name: value.cpu().numpy() for name, value in chosen._state.server.items()}
     w, tracked = server["model"], {name: server[name] for name in by._tracked}
     if message is by.model:
@@ -113,8 +112,8 @@ def one_form(by: CatchUp, chosen: Federation, message: Any) -> bytes:
 
 
 @pytest.mark.parametrize("method", ["stc", "sketchmean"])
-def test_a_client_with_another_model_is_not_set_right_by_answers(method: str) -> None:
-    """A simulation takes w from the server where a client's own was right; else it computes what the client would."""
+def test_answers_do_not_correct_a_client_with_another_model(method: str) -> None:
+    """A simulation copies the server's w if the client's own was right; otherwise it computes the client's result."""
     chosen = played(federation(method, digits(5)), 4)
     state = chosen._state
     off = chosen._clients.start((0, 1))
@@ -130,8 +129,8 @@ def test_a_client_with_another_model_is_not_set_right_by_answers(method: str) ->
         assert same == (models is not wrong)
 
 
-def test_fingerprints_tell_models_apart() -> None:
-    """Also those that differ in the sign of a zero, or in the order of two entries."""
+def test_different_models_have_different_fingerprints() -> None:
+    """Also if they differ in the sign of a zero, or in the order of two entries."""
     model = normal(1, 50, seed=1)
     swapped, negative, zero = model.clone(), model.clone(), model.clone()
     swapped[0, [3, 4]], negative[0, 7], zero[0, 7] = model[0, [4, 3]], -0.0, 0.0
@@ -140,7 +139,7 @@ def test_fingerprints_tell_models_apart() -> None:
     assert found[0] == fingerprints_of(cohort_of(model).params)[0]
 
 
-def test_answers_are_kept_as_long_as_they_are_fewer_bytes_than_the_model() -> None:
+def test_answers_are_kept_while_they_have_fewer_bytes_than_the_model() -> None:
     w = torch.zeros(3)
     answers = AnswerLog(w, model_bytes=100)
     for round in range(10):
@@ -154,15 +153,15 @@ def test_answers_are_kept_as_long_as_they_are_fewer_bytes_than_the_model() -> No
 
 
 def test_methods_that_need_only_the_current_answer_never_catch_up() -> None:
-    for method in set(METHODS) - {name for name, _ in (*TRACKED, ALMOST)}:
+    for method in set(METHODS) - {name for name, _ in (*TRACKED, NEARLY_TRACKED)}:
         chosen = federation(method, digits(8), participation=0.4)
         assert sum(chosen.play_round().traffic.catch_up for _ in range(6)) == 0
 
 
 @pytest.mark.parametrize("method", ["obda", "stc", "sketchvote", "sketchmean"])
-def test_who_has_missed_much_still_catches_up_over_a_link_that_loses(method: str) -> None:
-    """Three of eight clients a round, a tenth of all that is sent lost. What a client is sent to catch up is lost
-    together, so that nobody takes part with a probability below 0.9 · 0.9, however long it was away."""
+def test_clients_catch_up_over_a_lossy_link(method: str) -> None:
+    """Three of eight clients in a round; a tenth of all messages is lost. All frames for catching up are lost together,
+    so that a client takes part with a probability of at least 0.9 · 0.9, however long it was absent."""
     chosen, reports = federation(method, digits(8), participation=0.4, lost=0.1, quorum=0.1), []
     for _ in range(50):
         reports.append(chosen.play_round())

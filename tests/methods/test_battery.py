@@ -401,7 +401,7 @@ def test_without_gain_the_shared_model_never_moves(method: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:round")
 @pytest.mark.parametrize("method", ["stc", "sketchvote"])
-def test_a_residual_does_not_depend_on_whether_the_message_arrives(method: str) -> None:
+def test_a_residual_is_the_same_if_the_message_is_lost(method: str) -> None:
     arrived, lost = (
         federation(method, link=lambda data, client, lose=lose: None if lose and client == 1 else data)
         for lose in (False, True)

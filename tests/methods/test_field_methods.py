@@ -123,14 +123,6 @@ def test_without_fine_tuning_the_average_itself_is_evaluated() -> None:
     assert federation.evaluate().accuracy == shared.accuracy
 
 
-def test_scaffold_with_one_client_has_the_bits_of_fedavg() -> None:
-    """Its c_k is c."""
-    chosen = (factories.federation(name, factories.digits(1)) for name in ("scaffold", "fedavg"))
-    controlled, plain = (factories.played(each, 4).state() for each in chosen)
-    assert torch.equal(controlled["params"], plain["params"])
-    assert controlled["server"]["control"].any()
-
-
 def test_control_variates_of_scaffold_with_momentum_are_means_of_gradients() -> None:
     """The first c_k is a mean of the gradients that the steps saw, with weights that add up to 1: gradient s is in all
     E − s buffers after it, β times as much in each."""

@@ -167,22 +167,6 @@ def test_every_runner_is_a_loop_over_plain_modules(factory: Factory, runner: Any
     torch.testing.assert_close((model.module.state_dict(), model.initial, model.initial_buffers), before)
 
 
-def test_clients_start_from_the_initial_weights() -> None:
-    module = with_batch_norm()
-    expected = nn.utils.parameters_to_vector(module.parameters()).detach()
-    model = CohortModel(module, CPU)
-    cohort = model.cohort((4, 7), (10, 30), model.layout.dim)
-    assert (cohort.ids, cohort.samples) == ((4, 7), (10, 30))
-    assert torch.equal(cohort.params, torch.stack([expected, expected]))
-    assert torch.equal(cohort.momentum, torch.zeros_like(cohort.params))
-    assert {name: tuple(value.shape) for name, value in cohort.buffers.items()} == {
-        "2.running_mean": (2, 6), "2.running_var": (2, 6), "2.num_batches_tracked": (2,)
-    }  # fmt: skip
-    cohort.params[0] += 1  # clients share no memory, with each other or with the model
-    assert torch.equal(cohort.params[1], expected)
-    assert torch.equal(model.initial, expected)
-
-
 # --- features
 
 

@@ -106,16 +106,6 @@ def test_a_module_without_trainable_parameters_is_refused(module: nn.Module) -> 
         flat_layout(module)
 
 
-def test_the_whole_model_as_one_layer() -> None:
-    layout = flat_layout(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4)))
-    whole = layout.as_one_layer()
-    assert [(layer.offset, layer.size) for layer in whole.layers] == [(0, 25)]
-    assert whole.parameters == layout.parameters
-    assert whole.dim == layout.dim == 25
-    assert whole.sketch_sizes(0.1) == (3,)  # floor(3.2)
-    assert layout.sketch_sizes(0.1) == (1, 1)  # floor(1.6) for both
-
-
 # --- the zoo ----------------------------------------------------------------------------------------------------------
 
 RESNET = 432 + 32 + 2 * 4672 + (4608 + 9216 + 512 + 3 * 64) + 18_560 + (18_432 + 36_864 + 2048 + 3 * 128) + 73_984 + 650

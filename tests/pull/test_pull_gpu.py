@@ -54,14 +54,3 @@ def test_type_and_strides_of_the_thresholds_do_not_change_the_pull() -> None:
         for own in (tau, tau.double().T.contiguous().T)
     )
     assert torch.equal(plain, other)
-
-
-def test_positions_hold_the_consensus_at_the_kept_rows() -> None:
-    """Layers of 37, 1 and 5000 parameters are padded to 64, 1 and 8192."""
-    sketch = Sketch(layout_of(*SIZES), 0.1, seed=5, epoch=0)
-    consensus = torch.arange(sketch.size).remainder(8).to(torch.uint8)
-    expected = torch.full((64 + 1 + 8192,), -1)
-    for entry, (row, layer) in enumerate(zip(sketch.rows.tolist(), sketch.layers.tolist(), strict=True)):
-        expected[(0, 64, 65)[layer] + row] = entry % 8
-    made = pull_on(DEVICE, torch.zeros(3, 7), torch.ones(3), consensus)
-    assert made.positions.tolist() == expected.tolist()

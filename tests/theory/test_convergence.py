@@ -312,59 +312,6 @@ def test_lemma_cross_round_drift_of_a_refreshed_sketch() -> None:
         assert parts <= 4 * 4 * length + 4 * 8 * highest  # √m κ = √N = 4
 
 
-def test_cross_round_drift_itself_needs_neither_chi_nor_more_than_two_thresholds() -> None:
-    """−min(|z|, ρ/2) ≤ |z|_ρ − v z ≤ 2|z|, and both ends are concave in z²: so the drift is at most 2√m κB + 2mτ_max
-    however Φ changes. That is attained (y = c, τ from c + ρ to −c − ρ, a consensus from consistent to opposed), and the
-    lemma's other 4√m κBχ + 4mτ_max are slack of its proof, with which no drift can tell it from a smaller bound."""
-    up, rho = torch.ones(8, dtype=torch.float64), 0.1
-    y, norm = flat_sketch(0.3, up)
-    layers, width = torch.zeros(8, dtype=torch.long), torch.tensor([rho], dtype=torch.float64)
-
-    def value(sketched: Tensor, tau: float, vote: int) -> float:
-        consensus = torch.full((8,), vote, dtype=torch.uint8)
-        threshold = torch.full((1, 1), tau, dtype=torch.float64)
-        return float(smoothed_penalty(sketched[None], threshold, width, consensus, layers))
-
-    sharp = 2 * sqrt(8) * sqrt(2) * norm + 2 * 8 * 0.4
-    assert value(y, -0.4, 0) - value(y, 0.4, 0) == pytest.approx(sharp, rel=1e-12)
-    for trial in range(200):
-        theta = drawn(2, 16, seed=trial) * 10.0 ** (trial % 4 - 2)
-        theta[1] *= theta[0].norm() / theta[1].norm()  # Φθ of two sketches of one θ
-        taus, votes = drawn(2, seed=300 + trial).tolist(), [trial % 2, (trial // 2) % 2]
-        drift = value(PHI @ theta[1], taus[1], votes[1]) - value(PHI @ theta[0], taus[0], votes[0])
-        assert abs(drift) <= 8 * float(theta[0].norm()) + 16 * max(map(abs, taus))
-
-
-def width_drift(levels: int, smoothing: float) -> tuple[float, float]:
-    """The drift and β for τ_t = σ̄ z_t and ρ = `smoothing` · σ̄, a kept sketch, y flat and beyond all thresholds, a
-    consensus that turns round, and σ̄ that falls from 1 to next to nothing."""
-    quantiles = torch.from_numpy(normal_quantiles(levels)).double()
-    y, norm = flat_sketch(smoothing + float(quantiles[-1]) + 1)
-    layers, agreed = torch.zeros(8, dtype=torch.long), torch.where(SPINS > 0, levels, 0).to(torch.uint8)
-    before, after = (
-        float(smoothed_penalty(y[None], deviation * quantiles[None], width, consensus, layers))
-        for deviation, width, consensus in (
-            (1.0, torch.tensor([smoothing], dtype=torch.float64), agreed),
-            (1e-9, torch.tensor([1e-9 * smoothing], dtype=torch.float64), levels - agreed),
-        )
-    )
-    return after - before, drift_bound((16,), False, norm, float(quantiles[-1]))
-
-
-def test_cross_round_drift_with_a_width_that_changes() -> None:
-    """The lemma is for one ρ; ours is ρ_l = ρ̂ σ̄_l^r. A width that changes adds up to m |ρ^{r+1} − ρ^r|/2 to the drift.
-    T = 1 has z_T = 0: β needs that term, which is attained. For T ≥ 2 τ_max ≥ σ̄ z_T, so that the slack of 4mτ_max in β
-    suffices while ρ̂ ≤ 8 z_T; it does not suffice for every ρ̂ (not beyond 12 z_T here)."""
-    drift, beta = width_drift(1, 0.5)
-    assert drift > beta
-    assert drift == pytest.approx(beta + 8 * 0.5 / 2, rel=1e-6)
-    for levels in (2, 3, 7, 15):
-        last = float(normal_quantiles(levels)[-1])
-        for factor, enough in ((0.5, True), (8.0, True), (13.0, False)):
-            drift, beta = width_drift(levels, factor * last)
-            assert (drift <= beta) is enough
-
-
 def test_theorem_average_stationarity() -> None:
     """Theorem 1 on three quadratic clients without gradient noise: each round descends by η/2 Σ_k p_k Σ_e ‖∇F_k‖², and
     the average squared gradient is below the theorem's bound. Ψ ≥ −λ Σ ρ m/2, because f ≥ 0. Every round has a fresh

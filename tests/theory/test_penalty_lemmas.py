@@ -78,15 +78,6 @@ def test_smoothed_penalty_is_the_maximum_over_the_dual_ball() -> None:
     assert value.item() == pytest.approx(total / levels, abs=1e-6)
 
 
-def test_both_forms_of_the_smoothed_penalty_agree() -> None:
-    """By cases of |z|, and at the maximiser u, on several layers."""
-    made = some_pull(3, 1.0, 0.3)
-    y = normal(1, len(LAYERS), seed=12, dtype=torch.float64)
-    value = smoothed_penalty(y, made.tau, made.rho, made.consensus, LAYERS)
-    expected = smoothed(y[0], made.tau, made.rho, votes_of(made.consensus, 3), LAYERS)
-    assert value.item() == pytest.approx(expected.item(), rel=1e-12)
-
-
 def test_lemma_smoothing_error_is_of_order_rho() -> None:
     """0 ≤ R − R̃_ρ ≤ Σ_l ρ_l m_l / 2 everywhere. The upper end is attained where every |y − τ_t| ≥ ρ (so R̃ = −ρ/2 for
     each coordinate where all is consistent, not 0), the lower end where y = τ."""
@@ -111,12 +102,6 @@ def test_lemma_smoothing_error_is_of_order_rho() -> None:
         same = torch.full_like(consensus, vote)
         assert penalty(at[LAYERS].T, at, same, LAYERS).item() == 0
         assert smoothed_penalty(at[LAYERS].T, at, rho, same, LAYERS).item() == 0
-
-
-def test_smoothed_penalty_of_a_constant_layer_is_not_nan() -> None:
-    """With ρ = 0 the smooth form is R itself; at y = τ that is 0."""
-    value = smoothed_penalty(exact(0.0)[None], exact(0.0, 0.0, 0.0)[None], exact(0.0), consensus_of(3), one_layer(1))
-    assert value.tolist() == [0.0]
 
 
 # --- the pull ---------------------------------------------------------------------------------------------------------
