@@ -25,14 +25,14 @@ def network() -> nn.Module:
 
 
 def federate(method: str, folder: Path | None = None) -> Federation:
-    made = federation(method, digits(20), seeded(network), participation=0.3, momentum=0.5, local_steps=2)
+    run = federation(method, digits(20), seeded(network), participation=0.3, momentum=0.5, local_steps=2)
     if folder is not None:
-        made.use_folder(folder)
-    return made
+        run.use_folder(folder)
+    return run
 
 
-def models_of(made: Federation) -> dict[int, Any]:
-    return dict(made.models())
+def models_of(run: Federation) -> dict[int, Any]:
+    return dict(run.models())
 
 
 @pytest.mark.parametrize("method", ["pfedlms", "sketchvote"])

@@ -30,8 +30,8 @@ SAMPLES = (7, 10, 13, 16)
 LAYERS = 2
 
 
-def federation(link: Any, **chosen: Any) -> Federation:
-    return federation_of("pfedlms", small_data(*SAMPLES), small_module(), link=link, quorum=0.0, **chosen)
+def federation(link: Any, **settings: Any) -> Federation:
+    return federation_of("pfedlms", small_data(*SAMPLES), small_module(), link=link, quorum=0.0, **settings)
 
 
 def with_means(data: bytes, means: list[float]) -> bytes:
@@ -136,10 +136,10 @@ CASES = [
 
 
 @pytest.mark.filterwarnings("ignore:method.smoothing")
-@pytest.mark.parametrize(("name", "chosen"), CASES)
-def test_valid_messages_cause_no_warning(name: str, chosen: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("name", "settings"), CASES)
+def test_valid_messages_cause_no_warning(name: str, settings: dict[str, Any]) -> None:
     task = task_of(30, 1, 12, clients=3, learning_rate=0.1)
-    method, draw = METHODS[name](task, METHODS[name].Settings(**chosen)), np.random.default_rng(8)
+    method, draw = METHODS[name](task, METHODS[name].Settings(**settings)), np.random.default_rng(8)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(60):

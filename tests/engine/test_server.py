@@ -28,13 +28,13 @@ def orders_of(request: Request) -> list[tuple[Code, int, int]]:
     return [(order.code, order.number, order.index) for order in request.orders]
 
 
-def states_of_a_round(chosen: Federation) -> list[ServerState]:
+def states_of_a_round(run: Federation) -> list[ServerState]:
     """The server's states before each trip of a round."""
-    found, state = [], chosen._state
-    chosen._transport.begin_round()
-    while state.round == chosen.rounds_played:
+    found, state = [], run._state
+    run._transport.begin_round()
+    while state.round == run.rounds_played:
         found.append(state)
-        state = chosen._make_trip(state)
+        state = run._make_trip(state)
     return found
 
 
@@ -51,8 +51,8 @@ BY_HAND = {
 
 @pytest.mark.parametrize("method", BY_HAND)
 def test_the_orders_of_round_three_by_hand(method: str) -> None:
-    chosen = played(method)
-    outboxes = [chosen._server.outbox(state) for state in states_of_a_round(chosen)]
+    run = played(method)
+    outboxes = [run._server.outbox(state) for state in states_of_a_round(run)]
     assert [list(map(orders_of, outbox)) for outbox in outboxes] == [[orders] for orders in BY_HAND[method]]
     assert all(request.clients == EVERYONE for outbox in outboxes for request in outbox)
 
@@ -60,9 +60,9 @@ def test_the_orders_of_round_three_by_hand(method: str) -> None:
 @pytest.mark.parametrize("method", ["fedavg", "pfedlms", "sketchvote"])
 def test_the_last_trip_of_a_round_can_request_the_next_messages(method: str) -> None:
     """Their bytes are counted in the next round."""
-    chosen = played(method)
-    *_, last = states_of_a_round(chosen)
-    ends, ahead = chosen._server.outbox(replace(last, ask_ahead=True, measure=Flag.PERSONAL))
+    run = played(method)
+    *_, last = states_of_a_round(run)
+    ends, ahead = run._server.outbox(replace(last, ask_ahead=True, measure=Flag.PERSONAL))
     assert (orders_of(ahead), ahead.next_round, ends.next_round) == ([(Code.SEND, 3, 0)], True, False)
     assert ends.orders[-1].flags == Flag.PERSONAL
 
@@ -71,20 +71,20 @@ def test_the_last_trip_of_a_round_can_request_the_next_messages(method: str) -> 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_the_outbox_is_a_function_of_the_state_and_survives_a_checkpoint(method: str, participation: float) -> None:
     """For all trips of a round: computed twice, and from a state that was saved and loaded."""
-    chosen = played(method, 3, participation=participation)
-    for state in states_of_a_round(chosen):
-        outbox = chosen._server.outbox(state)
-        assert chosen._server.outbox(state) == outbox
-        assert chosen._server.outbox(chosen._server.restore(state.checkpoint())) == outbox
+    run = played(method, 3, participation=participation)
+    for state in states_of_a_round(run):
+        outbox = run._server.outbox(state)
+        assert run._server.outbox(state) == outbox
+        assert run._server.outbox(run._server.restore(state.checkpoint())) == outbox
 
 
 @pytest.mark.parametrize(("known", "by_model"), [(0, False), (OUT_OF_SYNC, True)])
 def test_a_client_that_missed_answers_is_sent_them_or_the_model(known: int, by_model: bool) -> None:
     """sketchvote after two rounds: one client has received no answer, or is out of sync."""
-    chosen = played("sketchvote")
-    _, end = states_of_a_round(chosen)
+    run = played("sketchvote")
+    _, end = states_of_a_round(run)
     behind = replace(end, answers_known={**end.answers_known, 3: known})
-    (request,) = chosen._server.outbox(behind)
+    (request,) = run._server.outbox(behind)
     (missed,) = request.catch_up
     orders = missed.orders
     assert missed.clients == (3,)
@@ -98,18 +98,18 @@ def test_a_client_that_missed_answers_is_sent_them_or_the_model(known: int, by_m
 
 
 def test_impossible_reports_of_known_answers_are_ignored() -> None:
-    chosen = played("sketchvote")
-    state = replace(chosen._state, answers_known={0: 2, 1: OUT_OF_SYNC, 2: OUT_OF_SYNC, 3: 2})
-    inbox = chosen._server.inbox(state, ())
+    run = played("sketchvote")
+    state = replace(run._state, answers_known={0: 2, 1: OUT_OF_SYNC, 2: OUT_OF_SYNC, 3: 2})
+    inbox = run._server.inbox(state, ())
     inbox.answers_known = {0: 4, 1: 2, 2: 2, 3: 0}  # impossible; failed; received the model; lost its state
     inbox.failed = {1: "no reply"}
-    assert chosen._server.step(state, inbox).answers_known == {0: 2, 1: OUT_OF_SYNC, 2: 2, 3: 0}
+    assert run._server.step(state, inbox).answers_known == {0: 2, 1: OUT_OF_SYNC, 2: 2, 3: 0}
 
 
 @pytest.mark.parametrize(("method", "key", "value"), [("pfedlms", "absolute", True), ("obcsaa", "decoder", "biht")])
 def test_optional_settings_are_in_the_digest_only_if_they_are_used(method: str, key: str, value: Any) -> None:
     """Without them the digest is that of the stored vectors, which are older."""
-    plain, own = (federation(method, **chosen).method for chosen in ({}, {key: value}))
+    plain, own = (federation(method, **settings).method for settings in ({}, {key: value}))
     assert key not in shared_settings(plain.settings)
     assert shared_settings(own.settings)[key] == value
     assert method_digest(plain) != method_digest(own)

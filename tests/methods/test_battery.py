@@ -177,8 +177,8 @@ def federation_of(case: Case, **options: Any) -> Federation:
 def transcript(case: Case, **options: Any) -> tuple[list[bytes], dict[str, Any]]:
     """Payloads of the clients' messages in three rounds, and the state after them."""
     post = Post()
-    chosen = played(federation_of(case, link=post, **options), 3)
-    return post.payloads, chosen.state()
+    run = played(federation_of(case, link=post, **options), 3)
+    return post.payloads, run.state()
 
 
 # --- the registry -----------------------------------------------------------------------------------------------------
@@ -210,19 +210,19 @@ def test_every_method_follows_the_contract(case: Case) -> None:
 def test_clients_and_server_have_the_same_global_model(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every client of every cohort, and the server if it keeps w: bit for bit, also if each of them takes the step
     itself."""
-    chosen = played(federation_of(case, cohort_size=2), 3)
-    seen, global_model = [], chosen.method.global_model
+    run = played(federation_of(case, cohort_size=2), 3)
+    seen, global_model = [], run.method.global_model
 
     def recording(cohort: Cohort) -> torch.Tensor | None:
         shared = global_model(cohort)
         seen.extend([] if shared is None else shared.numpy().copy())
         return shared
 
-    monkeypatch.setattr(chosen.method, "global_model", recording)
-    measured = chosen.play_round(evaluate_global=True).global_evaluation
+    monkeypatch.setattr(run.method, "global_model", recording)
+    measured = run.play_round(evaluate_global=True).global_evaluation
     assert (METHODS[case.method].personal, measured is not None) == (case.personal, case.has_shared)
     assert len(seen) == (CLIENTS if case.has_shared else 0)
-    server = chosen.state()["server"]
+    server = run.state()["server"]
     seen.extend([server["model"].numpy()] if "model" in server else [])
     assert len({value.tobytes() for value in seen}) == (1 if case.has_shared else 0)
 
@@ -242,11 +242,11 @@ def test_both_downlinks_give_the_same_model(method: str, settings: dict[str, Any
 @every_case
 def test_an_answer_is_moved_to_the_device_of_the_clients(case: Case) -> None:
     """On PyTorch's device without data, whose tensors cannot be mixed with those of the host, like a GPU's."""
-    chosen = played(federation_of(case), 1)
+    run = played(federation_of(case), 1)
     device = torch.device("meta")
-    for present in chosen._clients.present:
+    for present in run._clients.present:
         cohort = present.to(device)
-        for exchange in chosen.method.exchanges:
+        for exchange in run.method.exchanges:
             answer = {name: torch.from_numpy(value) for name, value in exchange.down.example().items()}
             cohort = exchange.client_receive(cohort, answer, 1)
         assert {value.device for value in (*cohort.persistent_tensors, *cohort.heard.values())} == {device}
@@ -290,11 +290,11 @@ def test_an_update_that_cannot_be_sketched_is_reported_with_its_client(method: s
 @every_case
 def test_every_method_learns(case: Case) -> None:
     """Predicting each client's most frequent label gives 38 %, and chance 10 %."""
-    chosen = federation(case.method, local_steps=5, batch_size=32, **{**case.settings, **case.learns_with})
+    run = federation(case.method, local_steps=5, batch_size=32, **{**case.settings, **case.learns_with})
     for _ in range(12):
-        report = chosen.play_round(evaluate_global=True)
+        report = run.play_round(evaluate_global=True)
     assert np.isfinite(report.loss)
-    assert chosen.evaluate().accuracy > 68.2
+    assert run.evaluate().accuracy > 68.2
     assert report.global_evaluation is None or report.global_evaluation.accuracy > 45
 
 
@@ -346,8 +346,8 @@ def test_momentum_is_kept_for_personal_models_only(case: Case) -> None:
 def test_message_bits_are_those_of_the_formula(case: Case) -> None:
     """Counted from the frames of every sender; the report has the same bytes."""
     with overheard() as messages:
-        chosen = federation_of(case)
-        traffic = chosen.play_round().traffic
+        run = federation_of(case)
+        traffic = run.play_round().traffic
 
     def payload_and_formula(sender: int, parts: Parts) -> tuple[int, int]:
         own = [sent for sent in messages if sent.sender == sender]
@@ -358,7 +358,7 @@ def test_message_bits_are_those_of_the_formula(case: Case) -> None:
     down, expected = payload_and_formula(SERVER, case.down)
     assert [payload for payload, _ in up] == [formula for _, formula in up]
     assert down == expected
-    framing = HEADER_BYTES * CLIENTS * len(chosen.method.exchanges)
+    framing = HEADER_BYTES * CLIENTS * len(run.method.exchanges)
     assert traffic.as_tuple() == (sum(payload for payload, _ in up), framing, CLIENTS * down, framing, 0)
 
 
@@ -393,9 +393,9 @@ def with_statistics() -> nn.Module:
 
 @pytest.mark.parametrize("method", ["sketchvote", "sketchmean", "sparseloco", "stc", "fetchsgd"])
 def test_without_gain_the_shared_model_never_moves(method: str) -> None:
-    chosen = played(federation(method, gain=0.0), 3)
-    state = chosen.state()
-    models = (*state["state"]["model"], state["server"]["model"], chosen.method.task.initial)
+    run = played(federation(method, gain=0.0), 3)
+    state = run.state()
+    models = (*state["state"]["model"], state["server"]["model"], run.method.task.initial)
     assert len({row.numpy().tobytes() for row in models}) == 1
 
 

@@ -55,9 +55,9 @@ def test_one_step_on_all_samples_is_distributed_gradient_descent(
     data, rate = small_data(*counts), 0.2
     train = {"local_steps": 1, "batch_size": max(counts), "learning_rate": rate, "weight_decay": 0.0}
     with overheard() as messages:
-        chosen = federation("fedavg", data, small_module(), server_step=step, server_momentum=momentum, **train)
+        run = federation("fedavg", data, small_module(), server_step=step, server_momentum=momentum, **train)
         for _ in range(5):
-            chosen.play_round()
+            run.play_round()
     module = small_module().double()
     everything = torch.tensor([index for held in data.train for index in held])
     descent = torch.optim.SGD(module.parameters(), lr=step * rate, momentum=momentum)
@@ -71,11 +71,11 @@ def test_one_step_on_all_samples_is_distributed_gradient_descent(
         torch.testing.assert_close(torch.from_numpy(sent).double(), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("chosen", [{"server_step": 0.5}, {"server_momentum": 0.1}])
-def test_the_server_keeps_w_and_u_only_if_it_needs_them(chosen: dict[str, float]) -> None:
+@pytest.mark.parametrize("settings", [{"server_step": 0.5}, {"server_momentum": 0.1}])
+def test_the_server_keeps_w_and_u_only_if_it_needs_them(settings: dict[str, float]) -> None:
     task = task_of(2, initial=torch.tensor([3.0, -1.0]))
     assert method_of("fedavg", task).server_start() == {}
-    start = method_of("fedavg", task, **chosen).server_start()
+    start = method_of("fedavg", task, **settings).server_start()
     assert {name: value.tolist() for name, value in start.items()} == {"model": [3.0, -1.0], "update": [0.0, 0.0]}
 
 
@@ -89,8 +89,8 @@ def test_a_run_with_a_server_optimizer_is_a_plain_loop(kind: str) -> None:
         u = 0.9 * u + (1 - 0.9) * mean
         v = 0.99 * v + 0.01 * mean**2 if kind == "adam" else v - 0.01 * mean**2 * torch.sign(v - mean**2)
         w = w + 0.1 * u / (v.sqrt() + 0.01)
-    chosen = {"server_optimizer": kind, "server_momentum": 0.9, "server_step": 0.1, "server_epsilon": 0.01}
-    server = played("fedavg", participation=SHARE, **chosen)["server"]
+    settings = {"server_optimizer": kind, "server_momentum": 0.9, "server_step": 0.1, "server_epsilon": 0.01}
+    server = played("fedavg", participation=SHARE, **settings)["server"]
     for name, expected in (("model", w), ("update", u), ("square", v)):
         np.testing.assert_allclose(server[name], expected, rtol=0, atol=2e-6)
     assert (w - loop.initial).abs().max() > 0.05

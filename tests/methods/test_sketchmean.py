@@ -22,8 +22,8 @@ DIM = sum(SIZES)
 LAYERS = len(SIZES)
 
 
-def exchange_of(*sizes: int, **chosen: Any) -> Exchange[Any]:
-    return factories.exchange_of("sketchmean", task_of(*sizes, seed=SEED), **{"ratio": RATIO, **chosen})
+def exchange_of(*sizes: int, **settings: Any) -> Exchange[Any]:
+    return factories.exchange_of("sketchmean", task_of(*sizes, seed=SEED), **{"ratio": RATIO, **settings})
 
 
 def clients_at(params: Tensor, model: Tensor, scale: Tensor, samples: list[int]) -> Cohort:

@@ -102,23 +102,23 @@ def test_residuals_are_bounded_up_to_the_limit_of_the_contraction(ratio: float) 
 @pytest.mark.parametrize("out_of_sync", [(1, 2, 3), (0, 1, 2, 3, 4)])
 def test_clients_out_of_sync_are_sent_the_model_also_if_they_are_the_majority(out_of_sync: tuple[int, ...]) -> None:
     """Only the votes of the others count; if there are none, w does not change. In the next round all are in sync."""
-    chosen = federation("sketchvote", check_every=1)
-    chosen.start()
-    chosen.play_round()
-    (cohort,) = chosen._clients.present
+    run = federation("sketchvote", check_every=1)
+    run.start()
+    run.play_round()
+    (cohort,) = run._clients.present
     model = cohort.state["model"].clone()
     model[list(out_of_sync), 7] += 1e-3
-    chosen._clients.present = [cohort.with_state(model=model)]
-    before = chosen.state()["server"]["model"]
+    run._clients.present = [cohort.with_state(model=model)]
+    before = run.state()["server"]["model"]
     with pytest.warns(
         UserWarning, match="tracks another model than the server, and is sent that one before it goes on"
     ):
-        report = chosen.play_round()
+        report = run.play_round()
     assert (report.rejected, report.astray, report.participants) == (0, len(out_of_sync), tuple(range(CLIENTS)))
-    differs = before.view(torch.int32) != chosen.method.task.initial.view(torch.int32)
+    differs = before.view(torch.int32) != run.method.task.initial.view(torch.int32)
     assert len(out_of_sync) * 4 * int(differs.sum()) < report.traffic.catch_up
     assert report.traffic.catch_up <= len(out_of_sync) * (HEADER_BYTES + 4 * before.numel())
-    after = chosen.state()
+    after = run.state()
     assert torch.equal(after["server"]["model"], before) == (len(out_of_sync) == CLIENTS)
     assert all(torch.equal(row, after["server"]["model"]) for row in after["state"]["model"])
-    assert chosen.play_round().astray == 0
+    assert run.play_round().astray == 0
