@@ -60,12 +60,6 @@ def kind(value: Any) -> object:
     return flat(value, [])
 
 
-def test_tensors_are_found_in_order() -> None:
-    tensors: list[Tensor] = []
-    flat(nested(5.0), tensors)
-    assert [value.tolist() for value in tensors] == [[5.0, 5.0, 5.0], [1, 2], [5.0], 7]
-
-
 FUNCTION = lambda: None  # noqa: E731 - an attribute
 ALIKE = {
     "other tensors": (nested(0.0), nested(5.0)),
