@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pfedlms.backend import plain
 from pfedlms.models.pool_cpu import Pooling, replace_poolings
 
 INFINITY = float("inf")
@@ -112,3 +113,9 @@ def with_own_relu() -> nn.Module:
 def test_a_module_that_uses_the_rectified_values_is_not_changed(make: Callable[[], nn.Module]) -> None:
     module, x = make(), images("usual", (3, 2, 6, 6))
     assert torch.equal(replace_poolings(copy.deepcopy(module))(x), module(x))
+
+
+def test_the_reference_uses_the_pooling_of_pytorch() -> None:
+    x = images("usual", (1, 1, 4, 4)).requires_grad_()
+    with plain():
+        assert Pooling(2)(x, relu=True).grad_fn.name() == nn.MaxPool2d(2)(x).grad_fn.name()
