@@ -83,11 +83,5 @@ def penalty(sketched: Tensor, thresholds: Tensor, consensus: Tensor, layers: Ten
 
 def smoothed_penalty(sketched: Tensor, thresholds: Tensor, widths: Tensor, consensus: Tensor, layers: Tensor) -> Tensor:
     """R̃_ρ, summed over layers: `[clients, Σ m]` → `[clients]`."""
-    rho = widths[layers]
-    total = sketched.new_zeros(len(sketched))
-    for t, tau in enumerate(thresholds.unbind(dim=1), start=1):
-        votes = torch.where(consensus >= t, 1.0, -1.0).to(sketched.dtype)
-        z = sketched - tau[layers]
-        huber = torch.where(z.abs() < rho, z**2 / (2 * rho), z.abs() - rho / 2)
-        total += (huber - votes * z).sum(dim=1)
-    return total / thresholds.shape[1]
+    votes = votes_of(consensus, thresholds.shape[1])
+    return torch.stack([smoothed(y, thresholds, widths, votes, layers) for y in sketched])

@@ -1,5 +1,5 @@
-"""Well-formed messages with whatever numbers float32 has, in whatever order: no NaN, no warning, the same sums. And
-with `train.max_scale` one with numbers far beyond the others' harms nobody: its sender is left out, and named."""
+"""Valid messages with any float32 numbers, in any order: no NaN, no warning, the same sums. With `train.max_scale` a
+client whose numbers are far larger than those of the others is left out and named."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ SAMPLES = (7, 10, 13, 16)
 LAYERS = 2
 
 
-def federation(link: Any, **chosen: Any) -> Federation:
-    return federation_of("pfedlms", small_data(*SAMPLES), small_module(), link=link, quorum=0.0, **chosen)
+def federation(link: Any, **settings: Any) -> Federation:
+    return federation_of("pfedlms", small_data(*SAMPLES), small_module(), link=link, quorum=0.0, **settings)
 
 
-def restated(data: bytes, means: list[float]) -> bytes:
-    """The statistics of exchange A with other means, and a checksum that is right."""
+def with_means(data: bytes, means: list[float]) -> bytes:
+    """The statistics of exchange A with other means and the right checksum."""
     return sealed(data[:40] + struct.pack(f"<{LAYERS}f", *means) + data[40 + 4 * LAYERS :])
 
 
-def claiming(data: bytes, samples: int) -> bytes:
-    """The same message from a client that says it has so many samples."""
+def with_samples(data: bytes, samples: int) -> bytes:
+    """The same message with another number of samples in its header."""
     return sealed(data[:16] + struct.pack("<I", samples) + data[20:])
 
 
@@ -52,14 +52,14 @@ def floats_in(data: bytes) -> list[float]:
 @pytest.mark.parametrize("smoothing", [0.1, 2.1, 3.0, 1e30])
 @pytest.mark.parametrize("spacing", ["quantile", "lloyd-max"])
 @pytest.mark.parametrize("side", [1, -1])
-def test_a_mean_that_overflows_the_thresholds_ends_nobodys_run(side: int, spacing: str, smoothing: float) -> None:
+def test_a_mean_that_makes_thresholds_overflow_does_not_stop_the_run(side: int, spacing: str, smoothing: float) -> None:
     def link(data: bytes, sender: int) -> bytes:
-        return restated(data, [side * LARGEST, side * LARGEST]) if data[5] == 0 and sender == 3 else data
+        return with_means(data, [side * LARGEST, side * LARGEST]) if data[5] == 0 and sender == 3 else data
 
     run = federation(link, thresholds=15, smoothing=smoothing, spacing=spacing)
-    with overheard() as heard:
+    with overheard() as messages:
         played(run, 3)
-    (first, *_) = [sent.data for sent in heard if sent.message.kind == 1]
+    (first, *_) = [sent.data for sent in messages if sent.message.kind == 1]
     mean, _, deviation, _ = floats_in(first)
     taus = plain.thresholds_of(mean, deviation, 15, spacing)
     assert [x for x in taus if math.isinf(x)] == [side * math.inf] * sum(map(math.isinf, taus)) != []
@@ -71,32 +71,33 @@ def test_a_mean_that_overflows_the_thresholds_ends_nobodys_run(side: int, spacin
 def test_statistics_are_summed_in_the_order_of_ids(
     cohort_size: int, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever is heard first: in ascending order ((2^60 + 3) − 2^60) + 5 is 5, the 3 being lost beside 2^60; in others
-    it is 8, 3 or 0."""
+    """Not in the order of arrival: in ascending order ((2^60 + 3) − 2^60) + 5 is 5, because 2^60 + 3 rounds to 2^60; in
+    other orders it is 8, 3 or 0."""
     monkeypatch.setattr(aggregation, "BUFFER_BYTES", room)
     means = [2.0**60, 3.0, -(2.0**60), 5.0]
     before = federation(engine_simulate.perfect_link, cohort_size=cohort_size)
-    with overheard() as heard:
+    with overheard() as messages:
         before.play_round()
-    sent = {it.sender: claiming(restated(it.data, [means[it.sender]] * 2), 1) for it in heard if it.message.kind == 0}
+    statistics = [sent for sent in messages if sent.message.kind == 0]
+    frames = {sent.sender: with_samples(with_means(sent.data, [means[sent.sender]] * 2), 1) for sent in statistics}
     answers = set()
     for order in list(permutations(range(4)))[::5]:
 
         def link(data: bytes, k: int, order: tuple[int, ...] = order) -> bytes:
-            return sent[order[k]] if data[5] == 0 else claiming(data, 1)
+            return frames[order[k]] if data[5] == 0 else with_samples(data, 1)
 
         run = federation(link, cohort_size=cohort_size)
-        with overheard() as heard:
+        with overheard() as messages:
             run.play_round()
-        answers |= {it.data for it in heard if it.message.kind == 1}
+        answers |= {sent.data for sent in messages if sent.message.kind == 1}
     assert [floats_in(answer)[:2] for answer in answers] == [[5 / 4, 5 / 4]]
 
 
-# Random messages.
+# --- random messages --------------------------------------------------------------------------------------------------
 
 
 def through_bytes(message: Message, values: dict[str, np.ndarray], sender: int, samples: int) -> Any:
-    """As the other end reads it."""
+    """The message as the receiver decodes it."""
     data = frame(message, values, round=3, sender=sender, samples=samples, digest=bytes(8))
     return Intake(message, bytes(8), 3, (sender,)).accept(data)
 
@@ -106,7 +107,7 @@ def tensors(values: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
 
 
 def exchanged(method: Method, cohort: Cohort, draw: np.random.Generator) -> Cohort:
-    """All exchanges with random messages up; where the server's own answer is no valid message, a random one down."""
+    """All exchanges with random messages; if the server's own answer is not valid, a random one in its place."""
     server = method.server_start()
     for exchange in method.exchanges:
         total = exchange.server_open(server, 3)
@@ -117,12 +118,12 @@ def exchanged(method: Method, cohort: Cohort, draw: np.random.Generator) -> Coho
             total = exchange.server_add(total, [client], [samples], each)
         server, reply = exchange.server_reply(server, total, 3)
         try:
-            heard = through_bytes(exchange.down, {name: value.numpy() for name, value in reply.items()}, SERVER, 0)
+            answer = through_bytes(exchange.down, {name: value.numpy() for name, value in reply.items()}, SERVER, 0)
         except WireError:
-            heard = through_bytes(exchange.down, random_values(exchange.down, draw), SERVER, 0)
-        cohort = exchange.client_receive(cohort, tensors(heard.values), 3)
-        told = through_bytes(exchange.down, random_values(exchange.down, draw), SERVER, 0)
-        exchange.client_receive(cohort, tensors(told.values), 3)
+            answer = through_bytes(exchange.down, random_values(exchange.down, draw), SERVER, 0)
+        cohort = exchange.client_receive(cohort, tensors(answer.values), 3)
+        other = through_bytes(exchange.down, random_values(exchange.down, draw), SERVER, 0)
+        exchange.client_receive(cohort, tensors(other.values), 3)
     return cohort
 
 
@@ -135,28 +136,28 @@ CASES = [
 
 
 @pytest.mark.filterwarnings("ignore:method.smoothing")
-@pytest.mark.parametrize(("name", "chosen"), CASES)
-def test_no_well_formed_message_makes_a_warning(name: str, chosen: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("name", "settings"), CASES)
+def test_valid_messages_cause_no_warning(name: str, settings: dict[str, Any]) -> None:
     task = task_of(30, 1, 12, clients=3, learning_rate=0.1)
-    method, draw = METHODS[name](task, METHODS[name].Settings(**chosen)), np.random.default_rng(8)
+    method, draw = METHODS[name](task, METHODS[name].Settings(**settings)), np.random.default_rng(8)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(60):
             params = torch.from_numpy(draw.normal(size=(2, 43)).astype(np.float32))
             cohort = method.client_start(Cohort((0, 2), (5, 9), params, torch.zeros(2, 0), {}))
             after = exchanged(method, cohort, draw)
-            if name == "pfedlms":  # the pull of whatever was agreed on is a number
+            if name == "pfedlms":  # for any consensus
                 assert method.objective(after, 3).gradient(params).isfinite().all()
 
 
-# --- one that lies ----------------------------------------------------------------------------------------------------
+# --- a client that sends enormous numbers -----------------------------------------------------------------------------
 
-LIAR = 2
+ATTACKER = 2
 _HEADER = struct.Struct("<4sBBHIIIQ8s")
 
 
 def float_fields() -> list[tuple[str, int, str]]:
-    """Every field of every method's messages that holds numbers of the client's own choosing."""
+    """Every field of floats in the clients' messages, of every method."""
     found = []
     for name in METHODS:
         for number, exchange in enumerate(federation_of(name, digits(5)).method.exchanges):
@@ -168,18 +169,18 @@ def float_fields() -> list[tuple[str, int, str]]:
 FIELDS = float_fields()
 
 
-def test_every_method_that_sends_floats_is_here() -> None:
+def test_the_fields_are_those_of_every_method_that_sends_floats() -> None:
     without = {"sketchmean", "pfed1bs", "zsign", "obda", "local"}
     assert {name for name, _, _ in FIELDS} == set(METHODS) - without
 
 
 @pytest.mark.parametrize("value", [LARGEST, -LARGEST, 1e9])
 @pytest.mark.parametrize(("method", "exchange", "field"), FIELDS)
-def test_an_enormous_number_leaves_its_sender_out(method: str, exchange: int, field: str, value: float) -> None:
+def test_the_sender_of_an_enormous_number_is_left_out(method: str, exchange: int, field: str, value: float) -> None:
     def link(data: bytes, sender: int) -> bytes:
         _, _, kind, _, round, _, samples, _, digest = _HEADER.unpack_from(data)
         message = run.method.exchanges[exchange].up
-        if sender != LIAR or kind != message.kind:
+        if sender != ATTACKER or kind != message.kind:
             return data
         part = next(each for each in message.fields if each.name == field)
         values = Intake(message, digest, round, (sender,)).accept(data).values
@@ -195,16 +196,16 @@ def test_an_enormous_number_leaves_its_sender_out(method: str, exchange: int, fi
     state = run.state()
     assert state["params"].isfinite().all()
     assert all(tensor.isfinite().all() for tensor in state["server"].values())
-    named = [str(each.message) for each in seen if f"client {LIAR} is left out" in str(each.message)]
+    named = [str(each.message) for each in seen if f"client {ATTACKER} is left out" in str(each.message)]
     assert len(named) >= 3
     assert all(f"its {field} is more than train.max_scale = 100 times" in text for text in named)
     assert not [
-        each for each in seen if "is left out" in str(each.message) and f"client {LIAR} " not in str(each.message)
+        each for each in seen if "is left out" in str(each.message) and f"client {ATTACKER} " not in str(each.message)
     ]
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "local"])
-def test_honest_messages_are_added_up_to_the_same_bits(method: str) -> None:
+def test_max_scale_does_not_change_ordinary_runs(method: str) -> None:
     states = [played(federation_of(method, digits(5), max_scale=bound), 4).state() for bound in (0.0, 100.0)]
     assert all((states[0]["server"][name] == value).all() for name, value in states[1]["server"].items())
     assert (states[0]["params"] == states[1]["params"]).all()

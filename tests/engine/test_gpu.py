@@ -1,4 +1,4 @@
-"""On a GPU: recorded steps and fused kernels give the results of the CPU."""
+"""On a GPU, recorded steps and fused kernels give the results of the CPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 @dataclass(frozen=True)
 class Shrunk(Objective):
-    """A pull towards zero along a sketch that is fresh in every round, and a projection after every third step."""
+    """A pull towards zero along a sketch that is new in every round, and a projection after every third step."""
 
     sketch: Sketch
     strength: float
@@ -41,7 +41,7 @@ class Shrunk(Objective):
 
 
 class Fresh(Method):
-    """Nothing is sent; the objective alone differs from round to round."""
+    """No messages; only the objective changes from round to round."""
 
     name, paper, personal = "fresh-sketch", "a test", True
 
@@ -118,7 +118,7 @@ def test_a_gpu_run_is_deterministic() -> None:
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize("method", ALL)
-def test_recorded_steps_equal_steps_that_are_not(
+def test_recorded_steps_equal_steps_without_a_recording(
     method: str, participation: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same kernels on the same numbers: a recording that reads values of an earlier round would differ at once."""
@@ -130,11 +130,9 @@ def test_recorded_steps_equal_steps_that_are_not(
 
 
 @pytest.mark.parametrize("method", ["scaffold", "ditto"])
-def test_cohorts_that_are_filled_up_keep_each_clients_own_tensors(
-    method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
-    """Answers get lost, so that cohorts of many sizes are filled up to those that are recorded. The objective of
-    `scaffold` has a tensor of each client's own; `ditto` trains a second time in every round."""
+def test_padded_cohorts_keep_the_tensors_of_each_client(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers are lost, so that cohorts of many sizes are padded to those that are recorded. The objective of
+    `scaffold` has a tensor of each client; `ditto` trains a second time in every round."""
     settings = {"rounds": 12, "clients": 16, "device": "cuda", "method": method, "lost": 0.3, "quorum": 0.1}
     recorded = pfedlms.run("digits", **settings)
     assert len({len(record.get("clients", range(16))) for record in recorded.metrics}) >= 3
@@ -146,7 +144,7 @@ def test_cohorts_that_are_filled_up_keep_each_clients_own_tensors(
 
 
 @pytest.mark.parametrize("method", ["local", "pfedlms", "pfed1bs", "fedproto", "scaffold", "ditto", Fresh.name])
-def test_stacked_clients_learn_what_clients_alone_learn(method: str) -> None:
+def test_stacked_clients_get_nearly_the_models_of_single_clients(method: str) -> None:
     settings = {"rounds": 4, "clients": 8, "device": "cuda", "momentum": 0.5, "method": method}
     if method == "pfed1bs":
         # tanh(10⁴ x) turns a last bit into a full pull, so the pull is kept at the paper's.
@@ -157,15 +155,15 @@ def test_stacked_clients_learn_what_clients_alone_learn(method: str) -> None:
     assert distance.max() < 1e-2
 
 
-def test_cohorts_of_many_sizes_are_recorded_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers get lost, so every round trains another number of clients."""
+def test_cohorts_of_many_sizes_need_few_recordings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers are lost, so every round trains another number of clients."""
     made: list[Replayed] = []
 
-    def noted(largest: int) -> Replayed:
+    def recording(largest: int) -> Replayed:
         made.append(Replayed(largest))
         return made[-1]
 
-    monkeypatch.setattr(engine_client, "Replayed", noted)
+    monkeypatch.setattr(engine_client, "Replayed", recording)
     settings = {"rounds": 25, "clients": 16, "device": "cuda", "method": "pfedlms", "lost": 0.3, "quorum": 0.1}
     result = pfedlms.run("digits", **settings)
     sizes = {len(record.get("clients", range(16))) for record in result.metrics}
@@ -174,8 +172,8 @@ def test_cohorts_of_many_sizes_are_recorded_few_times(monkeypatch: pytest.Monkey
     assert sum(len(replayed._recordings) for replayed in made) <= 5
 
 
-def test_an_objective_that_is_another_computation_every_time_is_not_replayed() -> None:
-    """A number in place of a tensor: recorded apart each time, and run without recording when that is no use."""
+def test_an_objective_that_changes_its_computation_every_round_is_not_replayed() -> None:
+    """It has a number in place of a tensor: after some recordings it runs without them."""
 
     class Counting(Fresh):
         def objective(self, cohort: Cohort, round: int) -> Objective:
@@ -190,7 +188,7 @@ def test_an_objective_that_is_another_computation_every_time_is_not_replayed() -
 
 
 def convolutional() -> nn.Module:
-    """Every layer that is stacked by a rule of its own."""
+    """Every layer with its own rule for stacking."""
     return nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(8, 20, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
@@ -198,7 +196,7 @@ def convolutional() -> nn.Module:
     )  # fmt: skip
 
 
-def test_a_convolutional_model_learns_on_a_gpu_what_it_learns_on_a_cpu() -> None:
+def test_a_convolutional_model_learns_on_a_gpu_as_on_a_cpu() -> None:
     settings = {"method": "pfedlms", "rounds": 5, "clients": 6, "seed": 3, "augment": "flip"}
     cpu, gpu = (pfedlms.run("digits", convolutional, device=device, **settings) for device in ("cpu", "cuda"))
     first_cpu, first_gpu = cpu.metrics[0], gpu.metrics[0]
@@ -216,7 +214,7 @@ def test_batches_are_drawn_on_the_device_as_on_the_host() -> None:
 
 
 def test_eden_decodes_on_the_gpu_as_on_the_host() -> None:
-    """A server decodes where it computes; the rotations of clients are the same there."""
+    """The rotations of clients are the same on both."""
     codec, ids = Codec(70_001, 2, seed=5), (3, 8)
     x = torch.randn(2, 70_001, generator=torch.Generator().manual_seed(0))
     indices, scales = codec.encode(x, ids, 4)

@@ -1,4 +1,4 @@
-"""What a recorded computation depends on: tensors that are copied, and everything else, which must be the same."""
+"""Recorded computations: tensors are copied into a recording, and everything else must be the same."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Nested(Objective):
 
 
 class Plain(Objective):
-    """No dataclass of its own: whatever is set counts."""
+    """Not a dataclass: all attributes count."""
 
     def __init__(self, **values: Any) -> None:
         for name, value in values.items():
@@ -58,12 +58,6 @@ def nested(start: float = 0.0, scale: float = 2.0, **named: Any) -> Nested:
 
 def kind(value: Any) -> object:
     return flat(value, [])
-
-
-def test_tensors_are_found_in_order() -> None:
-    tensors: list[Tensor] = []
-    flat(nested(5.0), tensors)
-    assert [value.tolist() for value in tensors] == [[5.0, 5.0, 5.0], [1, 2], [5.0], 7]
 
 
 FUNCTION = lambda: None  # noqa: E731 - an attribute
@@ -87,15 +81,15 @@ DIFFERENT = {
 
 
 @pytest.mark.parametrize(("pairs", "alike"), [(ALIKE, True), (DIFFERENT, False)], ids=["alike", "different"])
-def test_what_is_the_same_computation(pairs: dict[str, tuple[Any, Any]], alike: bool) -> None:
+def test_only_other_tensors_are_the_same_computation(pairs: dict[str, tuple[Any, Any]], alike: bool) -> None:
     assert {name: kind(one) == kind(other) for name, (one, other) in pairs.items()} == dict.fromkeys(pairs, alike)
 
 
 @pytest.mark.parametrize("make", [lambda x: nested(x, t=torch.tensor(x)), lambda x: Plain(a=1, b=torch.tensor(x))])
-def test_a_rebuilt_value_has_the_tensors_given_and_nothing_computed(make: Any) -> None:
+def test_a_rebuilt_value_has_the_new_tensors_and_no_cached_values(make: Any) -> None:
     first, second = make(1.0), make(2.0)
     if isinstance(first, Nested):
-        assert first.inner.doubled.tolist() == [2.0] * 3  # computed and kept
+        assert first.inner.doubled.tolist() == [2.0] * 3  # cached
     tensors: list[Tensor] = []
     flat(second, tensors)
     copy = rebuilt(first, iter(tensors))
@@ -107,15 +101,15 @@ def test_a_rebuilt_value_has_the_tensors_given_and_nothing_computed(make: Any) -
         assert copy.inner.place.start == 3
 
 
-def test_tensors_of_each_client_are_split_and_filled_up_and_all_else_stays() -> None:
+def test_only_tensors_of_each_client_are_split_and_padded() -> None:
     shared, own = Inner(2.0, torch.ones(3)), torch.arange(6.0).view(3, 2)
     objective = Nested(shared, (torch.zeros(3),), {"own": [PerClient(own)]})
-    assert shared.doubled.tolist() == [2.0] * 3  # computed, and kept where nothing changes
+    assert shared.doubled.tolist() == [2.0] * 3  # cached, and kept in parts that do not change
     for made, rows in ((splitter(objective)(slice(1, 3)), own[1:]), (filled_up(objective, 5), own[[0, 1, 2, 2, 2]])):
         assert torch.equal(made.named["own"][0].value, rows)
         assert made.inner is shared
         assert made.many[0] is objective.many[0]
-    assert kind(splitter(objective)(slice(0, 1))) != kind(objective)  # so many clients are another computation
+    assert kind(splitter(objective)(slice(0, 1))) != kind(objective)  # another number of clients is another computation
     copy = rebuilt(objective, iter([own, *[torch.zeros(3)] * 3]))
     assert isinstance(copy.named["own"][0], PerClient)
     unmarked = Nested(shared, (own,))
@@ -125,26 +119,26 @@ def test_tensors_of_each_client_are_split_and_filled_up_and_all_else_stays() -> 
 @pytest.mark.parametrize(
     ("largest", "clients", "size"), [(100, 51, 100), (100, 50, 50), (100, 26, 50), (100, 1, 1), (100, 7, 12), (4, 9, 9)]
 )
-def test_few_sizes_are_recorded(largest: int, clients: int, size: int) -> None:
+def test_recordings_are_made_for_few_cohort_sizes(largest: int, clients: int, size: int) -> None:
     assert Replayed(largest)._size(clients) == size
 
 
 @pytest.mark.parametrize(("method", "gradients"), [("obda", 3 + 2), ("fedavg", 0)])
-def test_on_a_gpu_steps_and_gradients_are_replayed(
+def test_steps_and_gradients_are_replayed_on_a_gpu(
     method: str, gradients: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One set of gradients in each round; and two in the first, by which the border sees that clients need nothing that
-    they forget while they are absent."""
-    asked: list[str] = []
+    """One computation of gradients in each round; and two more in the first, which check that clients need no value
+    that is not stored while they are absent."""
+    replayed: list[str] = []
 
-    def noted(largest: int) -> Any:
-        return lambda steps, *given: (asked.append(steps.__name__), steps(*given))[1]
+    def recording(largest: int) -> Any:
+        return lambda steps, *given: (replayed.append(steps.__name__), steps(*given))[1]
 
     monkeypatch.setattr(engine_client, "backend_of", lambda tensor: "gpu")
-    monkeypatch.setattr(engine_client, "Replayed", noted)
+    monkeypatch.setattr(engine_client, "Replayed", recording)
     pfedlms.run("digits", method=method, clients=4, rounds=3, local_steps=2, device="cpu")
-    assert asked.count("_gradients") == gradients
-    assert asked.count("_steps") == 1 + 3  # before the first round, and in each
+    assert replayed.count("_gradients") == gradients
+    assert replayed.count("_steps") == 1 + 3  # before the first round, and in each
 
 
 class Counted(nn.Linear):
@@ -174,8 +168,8 @@ def test_what_is_recorded_leaves_its_inputs_alone(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("method", ["fedavg", "pfedlms", "sketchmean"])
-def test_a_federation_is_free_as_soon_as_nobody_holds_it(method: str) -> None:
-    """Recordings and clients take most of a GPU: the next run must not wait until Python looks for cycles."""
+def test_a_federation_is_freed_without_the_garbage_collector(method: str) -> None:
+    """Recordings and clients take most of a GPU, so the next run must not wait for a collection of cycles."""
     gc.disable()
     try:
         made = played(federation(method), 1)

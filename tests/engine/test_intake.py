@@ -22,7 +22,7 @@ Link = Callable[[bytes, int], bytes | None]
 
 
 def federation(link: Link = engine_simulate.perfect_link, **options: Any) -> Federation:
-    """With three levels, so that symbols can be out of range."""
+    """pFedLMS with three levels, so that symbols can be out of range."""
     return second.federate("pfedlms", {"thresholds": 2, "ratio": 0.4}, link=link, **options)
 
 
@@ -32,14 +32,14 @@ def played(link: Link, rounds: int = 1, **options: Any) -> tuple[Federation, lis
 
 
 def check_replies(frames: Frames, round: int, statistics_of: tuple[int, ...], votes_of: tuple[int, ...]) -> None:
-    """Answers of exchanges A and B are what the second implementation makes of these clients' frames."""
+    """The answers of exchanges A and B are those of the second implementation to the frames of these clients."""
     server = plain.Server(second.run_of(federation()), range(CLIENTS), round)
     assert frames[1, round, SERVER] == server.pool_statistics([frames[0, round, k] for k in statistics_of])
     assert frames[3, round, SERVER] == server.count_votes([frames[2, round, k] for k in votes_of])
     assert not server.refused
 
 
-# One client's messages do not get through.
+# --- one invalid message ----------------------------------------------------------------------------------------------
 
 DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes | None]]] = {
     "lost": ("WireError: nothing arrived", lambda data: None),
@@ -52,7 +52,7 @@ DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes | None]]] = {
     "another digest": ("DigestError", lambda data: sealed(data[:28] + bytes(8) + data[36:])),
     "another kind": ("KindError", lambda data: sealed(data[:5] + b"\7" + data[6:])),
     "another round": ("RoundError", lambda data: sealed(data[:8] + b"\7" + data[9:])),
-    "a stranger": ("SenderError", lambda data: sealed(data[:12] + b"\7" + data[13:])),
+    "an unknown sender": ("SenderError", lambda data: sealed(data[:12] + b"\7" + data[13:])),
     "no samples": ("DecodeError", lambda data: sealed(data[:16] + bytes(4) + data[20:])),
     # NaN in exchange A, symbols of a block out of range in exchange B.
     "contents": ("DecodeError", lambda data: sealed(data[:40] + b"\xff" * (len(data) - 40))),
@@ -70,19 +70,19 @@ def test_a_damaged_message_is_left_out(frames: Frames, name: str, kind: int, coh
     assert report.rejected == 1 == len(caught)
     rest = (0, 1, 3)
     check_replies(frames, 0, rest if kind == 0 else (0, 1, 2, 3), rest if kind == 2 else (0, 1, 2, 3))
-    # What was sent is counted, whether it arrived or not; everybody goes on training.
+    # Messages count as sent also if they are lost, and all clients train.
     assert report.traffic.up_framing == report.traffic.down_framing == 2 * 40 * CLIENTS
     assert report.traffic.up_payload == report.traffic.down_payload
     assert run.rounds_played == 1
     assert torch.isfinite(run.state()["params"]).all()
 
 
-# Nothing is voted on twice. The link hands over one thing for each frame sent, so a duplicate takes another's place.
+# --- duplicates: the link delivers one frame for each one sent, so a duplicate replaces another frame -----------------
 
 
 @pytest.mark.parametrize("cohort_size", [0, 1])
 def test_a_duplicate_counts_once(frames: Frames, cohort_size: int) -> None:
-    """In place of client 1's message arrives client 0's once more."""
+    """The message of client 0 arrives a second time in place of that of client 1."""
     before: dict[int, bytes] = {}
 
     def link(data: bytes, sender: int) -> bytes:
@@ -109,7 +109,7 @@ def test_a_replay_of_the_round_before_is_refused(frames: Frames) -> None:
     check_replies(frames, 1, (0, 1, 2), (0, 1, 2))
 
 
-# Quorum.
+# --- quorum -----------------------------------------------------------------------------------------------------------
 
 
 def lose(count: int, kind: int) -> Link:
@@ -118,20 +118,20 @@ def lose(count: int, kind: int) -> Link:
 
 @pytest.mark.parametrize("kind", [0, 2])
 @pytest.mark.parametrize(
-    ("quorum", "lost", "goes_on"),
+    ("quorum", "lost", "counts"),
     [
         (None, 2, True),  # the default: half of them
         (None, 3, False),
         (0.75, 1, True),
         (0.76, 1, False),
         (0.0, 3, True),
-        (0.0, 4, False),  # nobody is never enough
+        (0.0, 4, False),  # at least one message is needed
     ],
 )
 @pytest.mark.filterwarnings("ignore:round 1. client . is left out")
-def test_quorum(quorum: float | None, lost: int, goes_on: bool, kind: int) -> None:
+def test_a_round_counts_only_with_a_quorum(quorum: float | None, lost: int, counts: bool, kind: int) -> None:
     options = {} if quorum is None else {"quorum": quorum}
-    if goes_on:
+    if counts:
         _, (report,) = played(lose(lost, kind), **options)
         assert report.rejected == lost
     else:
@@ -143,7 +143,7 @@ def test_quorum(quorum: float | None, lost: int, goes_on: bool, kind: int) -> No
 
 @pytest.mark.parametrize("kind", [0, 2])
 @pytest.mark.filterwarnings("ignore:round 2. client . is left out")
-def test_below_quorum_nothing_is_changed_and_the_round_can_be_played_again(kind: int) -> None:
+def test_a_round_below_quorum_changes_nothing_and_can_be_played_again(kind: int) -> None:
     broken = [True]
     lost = lose(3, kind)
     run = federation(lambda data, sender: lost(data, sender) if broken[0] and data[8] == 1 else data)
@@ -161,11 +161,11 @@ def test_below_quorum_nothing_is_changed_and_the_round_can_be_played_again(kind:
     assert (report.loss, report.rejected) == (reports[1].loss, 0)
 
 
-# --- short messages, which are written and read together --------------------------------------------------------------
+# --- messages that are encoded together -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), -1.0])
-def test_one_value_that_cannot_be_sent_is_refused_and_the_others_arrive(frames: Frames, broken: float) -> None:
+def test_one_invalid_value_leaves_out_its_client_only(frames: Frames, broken: float) -> None:
     run = federation()
     exchange, _ = run.method.exchanges
     send = exchange.client_send

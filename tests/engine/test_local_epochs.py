@@ -1,5 +1,5 @@
-"""Local epochs: clients of one cohort take different numbers of steps (alone and together: test_engines_agree.py). And
-uniform weights."""
+"""Local epochs, with which clients of one cohort take different numbers of steps, and the weights of clients. The same
+bits for every cohort size: test_engines_agree.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def steps_of(client: int) -> int:
 
 
 def test_fedavg_with_epochs_is_its_plain_loop() -> None:
-    """Each client continues in its own row of shuffles where its last phase ended."""
+    """Each client continues its own shuffles where its last phase ended."""
     assert len({steps_of(client) for client in range(CLIENTS)}) > 4
     loop = Loop(factories.digits(CLIENTS))
     w = loop.initial
@@ -59,9 +59,7 @@ def test_control_variates_are_divided_by_each_clients_own_steps() -> None:
 
 
 @pytest.mark.parametrize(("weights", "exponent"), [("uniform", 0), ("samples", 1)])
-def test_what_a_client_counts_for(weights: str, exponent: int) -> None:
-    """A mean of all models, with the same weight or by samples; taken from the answer of a server with a step of its
-    own, which keeps it."""
+def test_the_mean_has_uniform_weights_or_those_of_the_samples(weights: str, exponent: int) -> None:
     run = federate("fedavg", weights=weights, server_step=0.5)
     run.start()
     trained, initial = run.state()["params"].double(), run.method.task.initial.double()

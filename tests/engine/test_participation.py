@@ -1,10 +1,9 @@
-"""Rounds with only some of the clients: who takes part, who hears what, and what those who are away keep."""
+"""Rounds with some of the clients: the draw, lost answers, absent clients, and the evaluation of all clients."""
 
 from __future__ import annotations
 
 from copy import deepcopy
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -20,15 +19,15 @@ from pfedlms.wire import packed_size
 from pfedlms.wire.frames import HEADER_BYTES
 
 CLIENTS = 8
-TAKING_PART = 3  # max(1, round(0.4 · 8))
+PARTICIPANTS = 3  # max(1, round(0.4 · 8))
 federate = partial(factories.federation, data=digits(CLIENTS))
 sampled = partial(federate, participation=0.4)
 
 
-# --- who takes part
+# --- the draw of participants
 
 
-def test_the_draw_by_the_book() -> None:
+def test_participants_are_drawn_from_their_stream() -> None:
     """Without replacement, from the stream (seed, "participants", phase): the order that sorts its words."""
     who = Participation(10, 0.3, seed=7)
     for phase in range(5):
@@ -38,28 +37,28 @@ def test_the_draw_by_the_book() -> None:
 
 
 @pytest.mark.parametrize(("clients", "share", "count"), [(10, 0.3, 3), (10, 1e-9, 1), (3, 0.5, 2), (7, 0.999, 7)])
-def test_how_many(clients: int, share: float, count: int) -> None:
+def test_the_number_of_participants_is_rounded(clients: int, share: float, count: int) -> None:
     who = Participation(clients, share, seed=0)
     assert who.count == count
     assert len(set(who.of(4))) == count
 
 
-def test_the_alphabet_of_a_sum_is_that_of_the_participants() -> None:
+def test_a_sum_of_signs_counts_up_to_the_number_of_participants() -> None:
     federation = sampled("zsign", downlink="sum")
     dim = federation.model.layout.dim
-    assert federation.play_round().traffic.down_payload == TAKING_PART * (packed_size(dim, TAKING_PART + 1) + 4)
+    assert federation.play_round().traffic.down_payload == PARTICIPANTS * (packed_size(dim, PARTICIPANTS + 1) + 4)
 
 
-# --- losses
+# --- lost answers
 
 
 @pytest.mark.filterwarnings("ignore:round")
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "local"])
-def test_who_loses_the_answer_sits_the_phase_out(method: str) -> None:
-    """Client 1 hears nothing in round 2: it keeps what it has, is not measured, and is back after that."""
+def test_a_client_that_loses_the_answer_is_absent_from_the_phase(method: str) -> None:
+    """Client 1 receives no answer in round 2: it keeps its state, is not evaluated, and takes part in round 3."""
     lost = {"now": False}
-    way = lambda data, client: None if lost["now"] and client == 1 else data  # noqa: E731
-    federation = played(federate(method, answer_link=way, momentum=0.5), 1)
+    link = lambda data, client: None if lost["now"] and client == 1 else data  # noqa: E731
+    federation = played(federate(method, answer_link=link, momentum=0.5), 1)
     before = deepcopy(federation.state())
     lost["now"] = True
     report = federation.play_round()
@@ -79,7 +78,7 @@ def test_who_loses_the_answer_sits_the_phase_out(method: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:round")
 @pytest.mark.parametrize("method", ["fedavg", "pfedlms", "obda"])
-def test_an_answer_that_reaches_nobody_is_a_clear_error(method: str) -> None:
+def test_an_answer_that_reaches_no_client_is_an_error(method: str) -> None:
     federation = played(sampled(method, answer_link=lambda data, client: None), 0)
     before = deepcopy(federation.state())
     with pytest.raises(QuorumError, match="round 1: the server's answer reached no client"):
@@ -88,20 +87,20 @@ def test_an_answer_that_reaches_nobody_is_a_clear_error(method: str) -> None:
     assert torch.equal(federation.state()["params"], before["params"])
 
 
-# --- everyone, and going on
+# --- evaluation of all clients
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_everyone_hears_and_trains_after_last_phase(method: str) -> None:
-    """Nothing changes by it, and what was measured of participants is what `evaluate` says of them."""
+def test_everyone_is_evaluated_after_the_last_answer_and_local_steps(method: str) -> None:
+    """The state of the run does not change, and participants have the result of `evaluate`."""
     federation = played(sampled(method, momentum=0.9), 4)
     before, data = deepcopy(federation.state()), federation.data
     drawn = {client for phase in range(5) for client in federation.participation.of(phase)}
-    # Each is present or absent, and nothing is kept of those that were never drawn.
+    # Each is present or absent, and clients that were never drawn have no stored state.
     assert sorted([*before["away"]["ids"].tolist(), *before["trained"]]) == sorted(drawn)
-    everyone, part = federation.evaluate_everyone(), federation.evaluate()
+    everyone, participants = federation.evaluate_everyone(), federation.evaluate()
     assert everyone.ids == tuple(range(CLIENTS))
-    for client, correct in zip(part.ids, part.correct, strict=True):
+    for client, correct in zip(participants.ids, participants.correct, strict=True):
         assert everyone.correct[client] == correct
     assert same(federation.state(), before)
     if federation.method.tracks:  # the server's w, after the last answer and before local steps
@@ -120,37 +119,21 @@ def test_everyone_hears_and_trains_after_last_phase(method: str) -> None:
         assert right == everyone.correct[client]
 
 
-def test_everyone_is_brought_up_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copies of all clients at once may not fit where their participants do."""
+def test_absent_clients_are_evaluated_one_cohort_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of all clients at once may not fit in memory."""
     federation = played(sampled("fedavg", cohort_size=2), 2)
-    happened: list[str] = []
-    brought_up, evaluate = federation._after_last_phase, federation._worker.evaluate
-    monkeypatch.setattr(
-        federation, "_after_last_phase", lambda *given: happened.append("brought up") or brought_up(*given)
-    )
-    monkeypatch.setattr(federation._worker, "evaluate", lambda *given: happened.append("evaluated") or evaluate(*given))
+    calls: list[str] = []
+    train, evaluate = federation._after_last_phase, federation._worker.evaluate
+    monkeypatch.setattr(federation, "_after_last_phase", lambda *given: calls.append("train") or train(*given))
+    monkeypatch.setattr(federation._worker, "evaluate", lambda *given: calls.append("evaluate") or evaluate(*given))
     federation.evaluate_everyone()
-    assert happened == 2 * ["evaluated"] + 3 * ["brought up", "evaluated"]  # 3 present, 5 away, two at a time
+    assert calls == 2 * ["evaluate"] + 3 * ["train", "evaluate"]  # 3 present, 5 absent, two at a time
 
 
-def test_everyone_of_fedavg_starts_from_the_last_average() -> None:
+def test_absent_clients_of_fedavg_are_evaluated_from_the_last_average() -> None:
     federation = played(plain_loops.federate("fedavg", participation=plain_loops.SHARE), 3)
-    away = next(k for k in range(plain_loops.CLIENTS) if k not in federation.evaluate().ids)
+    absent = next(k for k in range(plain_loops.CLIENTS) if k not in federation.evaluate().ids)
     answer = torch.frombuffer(bytearray(federation.state()["last"][0][HEADER_BYTES:]), dtype=torch.float32)
-    expected = plain_loops.Loop(federation.data).steps(answer.double(), away, 3)
-    got = torch.cat([value.reshape(-1) for value in federation.client_state_dict(away).values()])
+    expected = plain_loops.Loop(federation.data).steps(answer.double(), absent, 3)
+    got = torch.cat([value.reshape(-1) for value in federation.client_state_dict(absent).values()])
     torch.testing.assert_close(got.double(), expected, rtol=0, atol=2e-6)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_resumed_federation_goes_on_byte_for_byte(method: str) -> None:
-    """With absent clients and messages that are lost; with all of them in test_battery.py."""
-    settings: dict[str, Any] = {"downlink": "sum"} if method in ("zsign", "obcsaa") else {}
-    options = {"participation": 0.7, "lost": 0.15, "quorum": 0.1, "momentum": 0.5, **settings}
-    straight = played(federate(method, **options), 9)
-    first = played(federate(method, **options), 5)
-    second = federate(method, **options)
-    second.load(first.state())
-    assert second.evaluate_everyone() == first.evaluate_everyone()
-    assert same(played(second, 4).state(), straight.state())
-    assert second.evaluate_everyone() == straight.evaluate_everyone()

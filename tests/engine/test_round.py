@@ -1,4 +1,4 @@
-"""One round: bytes are counted as they pass, awkward clients take part, what breaks is named."""
+"""One round: its loss, divergence, and clients with very little data. Its bytes: methods/test_battery.py."""
 
 from __future__ import annotations
 
@@ -12,29 +12,12 @@ import factories
 from factories import played, small_data, small_module
 from pfedlms.errors import DivergedError
 from pfedlms.methods import METHODS
-from pfedlms.wire.frames import HEADER_BYTES
 
 federation = partial(factories.federation, module=small_module(), local_steps=2, batch_size=8)
 
-# Two layers: 30 and 28 parameters, padded to 32, m = floor(3.2) = 3. T = 7 takes 3 bits a symbol: ceil(9 / 8) = 2 bytes
-# for each layer; two float32 a layer: 16 bytes. FedAvg: 58 float32. OBDA: 58 bits.
-BY_HAND = {"pfedlms": (2, 16 + 4, 16 + 4), "fedavg": (1, 232, 232), "obda": (1, 8, 8), "local": (0, 0, 0)}
-
-
-@pytest.mark.parametrize(("cohort_size", "participation"), [(0, 1.0), (1, 1.0), (2, 1.0), (0, 0.67)])
-@pytest.mark.parametrize("name", BY_HAND)
-def test_bytes_by_hand_for_each_client_that_takes_part(name: str, cohort_size: int, participation: float) -> None:
-    exchanges, up, down = BY_HAND[name]
-    data, clients = small_data(20, 30, 40), round(3 * participation)
-    run = federation(name, data, cohort_size=cohort_size, participation=participation)
-    traffic = run.play_round().traffic
-    framing = clients * HEADER_BYTES * exchanges
-    assert traffic.as_tuple() == (clients * up, framing, clients * down, framing, 0)
-    assert traffic.total == clients * (up + down) + 2 * framing
-
 
 def test_the_loss_of_a_round_is_weighted_by_samples() -> None:
-    """Steps too small to move a model, and as many as see every sample equally often: the mean over all samples."""
+    """Steps are too small to move a model, and use every sample equally often: the mean over all samples."""
     data, model = small_data(8, 32), small_module()
     data.x[data.train[1]] *= 5  # so that the two clients' losses differ
     got = federation("local", data, local_steps=4, learning_rate=1e-30, weight_decay=0.0).play_round().loss
@@ -44,32 +27,26 @@ def test_the_loss_of_a_round_is_weighted_by_samples() -> None:
 
 
 @pytest.mark.parametrize("cohort_size", [0, 1, 2])
-def test_divergence_names_round_and_client(cohort_size: int) -> None:
-    """Client 2 alone sees infinite values; the others are fine."""
+def test_divergence_is_reported_with_round_and_client(cohort_size: int) -> None:
+    """Only client 2 has infinite samples."""
     data = small_data(20, 20, 20, 20)
     data.x[data.train[2]] = np.inf
     with pytest.raises(DivergedError, match=r"before round 1.* client 2 .*train\.learning_rate"):
         federation("local", data, cohort_size=cohort_size).start()
 
 
+@pytest.mark.parametrize("counts", [(30, 1, 3), (20,)], ids=["three clients", "one client"])
 @pytest.mark.parametrize("name", METHODS)
-def test_awkward_clients(name: str) -> None:
-    """One with a single class; one with a single sample and one with three, where batches are of eight."""
-    data = small_data(30, 1, 3)
+def test_clients_with_one_class_or_few_samples_take_part(name: str, counts: tuple[int, ...]) -> None:
+    """The first client has a single class, others have one and three samples; a batch has eight."""
+    data = small_data(*counts)
     for own in (data.train[0], data.test[0]):
         data.y[own] = 1
     run = played(federation(name, data, local_steps=5), 2)
     report, measured = run.play_round(), run.evaluate()
     assert np.isfinite([report.loss, measured.loss]).all()
-    assert measured.tested == (3, 3, 3)
+    assert measured.tested == (3,) * len(counts)
     moved = run.state()["params"] - run.model.initial
     assert (moved.abs().amax(dim=1) > 0).all()
     if METHODS[name].personal:
-        assert measured.correct[0] == 3  # a personal model has nothing else to learn
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_single_client(name: str) -> None:
-    run = federation(name, small_data(20))
-    assert np.isfinite([run.play_round().loss for _ in range(2)]).all()
-    assert run.evaluate().tested == (3,)
+        assert measured.correct[0] == 3  # its only class

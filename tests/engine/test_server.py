@@ -1,4 +1,4 @@
-"""The server by itself: what it asks for depends on its state alone."""
+"""The server alone: its requests depend only on its state."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from pfedlms.engine.transport import Code, Flag, Request
 from pfedlms.methods import METHODS
 from pfedlms.settings import shared_settings
 
-EVERYBODY = tuple(range(CLIENTS))
+EVERYONE = tuple(range(CLIENTS))
 
 
 def played(method: str, rounds: int = 2, **options: Any) -> Federation:
     return factories.played(federation(method, **options), rounds)
 
 
-def asked(request: Request) -> list[tuple[Code, int, int]]:
+def orders_of(request: Request) -> list[tuple[Code, int, int]]:
     return [(order.code, order.number, order.index) for order in request.orders]
 
 
-def states_of_a_round(chosen: Federation) -> list[ServerState]:
+def states_of_a_round(run: Federation) -> list[ServerState]:
     """The server's states before each trip of a round."""
-    found, state = [], chosen._state
-    chosen._transport.begin_round()
-    while state.round == chosen.rounds_played:
+    found, state = [], run._state
+    run._transport.begin_round()
+    while state.round == run.rounds_played:
         found.append(state)
-        state = chosen._make_trip(state)
+        state = run._make_trip(state)
     return found
 
 
@@ -50,41 +50,41 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize("method", BY_HAND)
-def test_the_orders_of_round_three(method: str) -> None:
-    chosen = played(method)
-    outboxes = [chosen._server.outbox(state) for state in states_of_a_round(chosen)]
-    assert [[asked(request) for request in outbox] for outbox in outboxes] == [[orders] for orders in BY_HAND[method]]
-    assert all(request.clients == EVERYBODY for outbox in outboxes for request in outbox)
+def test_the_orders_of_round_three_by_hand(method: str) -> None:
+    run = played(method)
+    outboxes = [run._server.outbox(state) for state in states_of_a_round(run)]
+    assert [list(map(orders_of, outbox)) for outbox in outboxes] == [[orders] for orders in BY_HAND[method]]
+    assert all(request.clients == EVERYONE for outbox in outboxes for request in outbox)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "pfedlms", "sketchvote"])
-def test_the_first_messages_of_the_next_round_can_be_asked_for_ahead(method: str) -> None:
-    """With the trip that ends a round; their bytes belong to the next one."""
-    chosen = played(method)
-    *_, last = states_of_a_round(chosen)
-    ends, ahead = chosen._server.outbox(replace(last, ask_ahead=True, measure=Flag.PERSONAL))
-    assert (asked(ahead), ahead.next_round, ends.next_round) == ([(Code.SEND, 3, 0)], True, False)
+def test_the_last_trip_of_a_round_can_request_the_next_messages(method: str) -> None:
+    """Their bytes are counted in the next round."""
+    run = played(method)
+    *_, last = states_of_a_round(run)
+    ends, ahead = run._server.outbox(replace(last, ask_ahead=True, measure=Flag.PERSONAL))
+    assert (orders_of(ahead), ahead.next_round, ends.next_round) == ([(Code.SEND, 3, 0)], True, False)
     assert ends.orders[-1].flags == Flag.PERSONAL
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_the_outbox_is_a_function_of_the_state_and_survives_a_checkpoint(method: str, participation: float) -> None:
-    """All trips of a round: asked twice, and asked of a state that was saved and loaded, byte for byte."""
-    chosen = played(method, 3, participation=participation)
-    for state in states_of_a_round(chosen):
-        outbox = chosen._server.outbox(state)
-        assert chosen._server.outbox(state) == outbox
-        assert chosen._server.outbox(chosen._server.restore(state.checkpoint())) == outbox
+    """For all trips of a round: computed twice, and from a state that was saved and loaded."""
+    run = played(method, 3, participation=participation)
+    for state in states_of_a_round(run):
+        outbox = run._server.outbox(state)
+        assert run._server.outbox(state) == outbox
+        assert run._server.outbox(run._server.restore(state.checkpoint())) == outbox
 
 
 @pytest.mark.parametrize(("known", "by_model"), [(0, False), (OUT_OF_SYNC, True)])
-def test_a_client_that_lacks_answers_is_sent_them_or_the_model(known: int, by_model: bool) -> None:
-    """sketchvote after two rounds; one client knows none of the answers, or tracks another model."""
-    chosen = played("sketchvote")
-    _, end = states_of_a_round(chosen)
+def test_a_client_that_missed_answers_is_sent_them_or_the_model(known: int, by_model: bool) -> None:
+    """sketchvote after two rounds: one client has received no answer, or is out of sync."""
+    run = played("sketchvote")
+    _, end = states_of_a_round(run)
     behind = replace(end, answers_known={**end.answers_known, 3: known})
-    (request,) = chosen._server.outbox(behind)
+    (request,) = run._server.outbox(behind)
     (missed,) = request.catch_up
     orders = missed.orders
     assert missed.clients == (3,)
@@ -97,19 +97,19 @@ def test_a_client_that_lacks_answers_is_sent_them_or_the_model(known: int, by_mo
         assert orders[0].flags == Flag.FORCED
 
 
-def test_what_clients_say_they_know_is_believed_only_if_it_can_be() -> None:
-    chosen = played("sketchvote")
-    state = replace(chosen._state, answers_known={0: 2, 1: OUT_OF_SYNC, 2: OUT_OF_SYNC, 3: 2})
-    inbox = chosen._server.inbox(state, ())
-    inbox.answers_known = {0: 4, 1: 2, 2: 2, 3: 0}  # impossible; failed; adopted the model; lost its state
+def test_impossible_reports_of_known_answers_are_ignored() -> None:
+    run = played("sketchvote")
+    state = replace(run._state, answers_known={0: 2, 1: OUT_OF_SYNC, 2: OUT_OF_SYNC, 3: 2})
+    inbox = run._server.inbox(state, ())
+    inbox.answers_known = {0: 4, 1: 2, 2: 2, 3: 0}  # impossible; failed; received the model; lost its state
     inbox.failed = {1: "no reply"}
-    assert chosen._server.step(state, inbox).answers_known == {0: 2, 1: OUT_OF_SYNC, 2: 2, 3: 0}
+    assert run._server.step(state, inbox).answers_known == {0: 2, 1: OUT_OF_SYNC, 2: 2, 3: 0}
 
 
 @pytest.mark.parametrize(("method", "key", "value"), [("pfedlms", "absolute", True), ("obcsaa", "decoder", "biht")])
-def test_optional_settings_are_agreed_on_only_where_they_are_used(method: str, key: str, value: Any) -> None:
-    """The digest without them is that of the vectors, which are older."""
-    plain, own = (federation(method, **chosen).method for chosen in ({}, {key: value}))
+def test_optional_settings_are_in_the_digest_only_if_they_are_used(method: str, key: str, value: Any) -> None:
+    """Without them the digest is that of the stored vectors, which are older."""
+    plain, own = (federation(method, **settings).method for settings in ({}, {key: value}))
     assert key not in shared_settings(plain.settings)
     assert shared_settings(own.settings)[key] == value
     assert method_digest(plain) != method_digest(own)

@@ -1,4 +1,4 @@
-"""When a shared model falls apart, and that somebody is told."""
+"""The warning that a shared model falls apart."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RISING = [10.0 * n for n in range(1, 9)]
         ([50.0] * 20, 90.0, None),
     ],
 )
-def test_the_rule(shared: list[float], personal: float, wrong: str | None) -> None:
+def test_the_rule_by_examples(shared: list[float], personal: float, wrong: str | None) -> None:
     found = shared_model_problem(shared, [personal] * len(shared))
     assert found is None if wrong is None else wrong in str(found)
 
@@ -41,13 +41,13 @@ def test_the_rule(shared: list[float], personal: float, wrong: str | None) -> No
     ],
 )
 def test_a_run_warns_once(settings: dict[str, Any], advice: str) -> None:
-    """A step that is far too long lets w run away, while local steps from it still learn something."""
+    """With a far too long step w diverges, while local steps from it still learn something."""
     with pytest.warns(UserWarning, match=f"the shared model falls apart.*{advice}") as warned:
         pfedlms.run(rounds=24, seed=1, **settings)
     assert sum("falls apart" in str(each.message) for each in warned) == 1
 
 
-def test_sketchvote_warns_of_few_participants() -> None:
+def test_sketchvote_warns_if_few_clients_take_part() -> None:
     known = task_of(16, clients=20)
     with pytest.warns(UserWarning, match="3 of 20 clients take part .* use sketchmean"):
         SketchVote(replace(known, participants=3), SketchVoteSettings())

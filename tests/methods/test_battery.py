@@ -1,5 +1,5 @@
-"""One battery for every method of the registry. What differs between methods stands in the table CASES; a method that
-is missing there fails `test_every_method_has_a_case`."""
+"""One battery for every method of the registry. The table CASES has what differs between methods; a method that is
+missing there fails `test_every_method_has_a_case`."""
 
 from __future__ import annotations
 
@@ -44,25 +44,25 @@ Parts = list[int]
 """Bits of every part of a client's messages of one round; each part is padded to whole bytes."""
 
 
-def held_by(*clients: int) -> int:
-    """How many classes these clients train on, counted from the labels."""
+def classes_of(*clients: int) -> int:
+    """The number of classes that these clients train on, counted from the labels."""
     labels = digits().y.numpy()
     return len({int(label) for client in clients for label in labels[digits().train[client]]})
 
 
 def prototypes(*clients: int) -> Parts:
-    return [10, 32 * HIDDEN * held_by(*clients)]
+    return [10, 32 * HIDDEN * classes_of(*clients)]
 
 
 MODEL, ONE_BIT_EACH = [32 * DIM], [DIM]
 SKETCH, MEAN_OF_SKETCHES = [DIM // 10], [32 * (DIM // 10), 32]
 # 1,300 and 210 parameters are padded to 2,048 and 256, so m = 204 and 25; T = 7 takes 3 bits; two floats per layer.
 LAYERWISE, WHOLE_ONE_BIT = [3 * 204, 3 * 25, 64, 64], [204, 64]
-# 204 + 25 signs in one stream and one float per layer; up also one answer: no digest yet.
+# 204 + 25 signs in one stream and one float per layer; a client also sends one bit: it has no digest yet.
 SKETCHED_SIGNS = [229, 64]
-# Σ N = 2,304: a fifth of it, 460.8, is cut in two, and the smaller layer has room for it.
+# Σ N = 2,304: a fifth of it, 460.8, is divided evenly, and the smaller layer has enough entries.
 EVENLY_SKETCHED_SIGNS = [230 + 230, 64]
-# 229 signs in one stream, one bit for each of two layers, and one answer: no digest yet.
+# 229 signs in one stream, one bit for each of two layers, and one bit: no digest yet.
 VOTES = [229, 2, 1]
 # ⌊1,510 / 100⌋ = 15 signs and their magnitude, or 15 values; the positions are counted by `of_positions`.
 TERNARY, ENTRIES = [32, 15], [32 * 15]
@@ -93,7 +93,7 @@ def of_positions(sent: Sent) -> Parts:
 
 @dataclass(frozen=True)
 class Case:
-    """A method under some settings, and what is known about it."""
+    """A method with some settings, and its expected properties."""
 
     method: str
     personal: bool
@@ -101,9 +101,9 @@ class Case:
     down: Parts
     settings: dict[str, Any] = field(default_factory=dict)
     learns_with: dict[str, Any] = field(default_factory=dict)
-    """Settings for a dozen rounds on a model of 1,510 parameters, where they differ."""
+    """Other settings for a dozen rounds on a model of 1,510 parameters."""
     shares: bool | None = None
-    """Whether all clients have one model after the answer; None: unless it is personal."""
+    """Whether all clients have one model after the answer; None: if it is not personal."""
     keeps_momentum: bool | None = None
     """Whether the local steps of a round continue with the momentum of the last; None: if it is personal."""
 
@@ -175,10 +175,10 @@ def federation_of(case: Case, **options: Any) -> Federation:
 
 
 def transcript(case: Case, **options: Any) -> tuple[list[bytes], dict[str, Any]]:
-    """What three rounds send up (without the headers, which name the seed) and what they leave behind."""
+    """Payloads of the clients' messages in three rounds, and the state after them."""
     post = Post()
-    chosen = played(federation_of(case, link=post, **options), 3)
-    return post.payloads, chosen.state()
+    run = played(federation_of(case, link=post, **options), 3)
+    return post.payloads, run.state()
 
 
 # --- the registry -----------------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def test_every_method_has_a_case() -> None:
 
 
 @every_method
-def test_every_method_says_what_it_is(name: str) -> None:
+def test_every_method_has_a_name_a_paper_and_a_docstring(name: str) -> None:
     method = METHODS[name]
     assert method.name == name
     assert "\n" not in method.paper
@@ -199,39 +199,39 @@ def test_every_method_says_what_it_is(name: str) -> None:
 
 
 @every_case
-def test_keeps_the_contract(case: Case) -> None:
-    """What anybody's method must: the same for every size of cohorts and after a resumption, with absent clients, lost
-    messages and settings at their limits; messages that are read as they were sent."""
+def test_every_method_follows_the_contract(case: Case) -> None:
+    """The same results for every cohort size and after a resumption, with absent clients, lost messages and settings at
+    their limits."""
     report = check_method(METHODS[case.method], **case.settings)
     assert report.ok, str(report)
 
 
 @every_case
-def test_all_ends_have_the_same_global_model(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every client, however grouped, and the server where it keeps w: bit for bit, also where each end takes the step
+def test_clients_and_server_have_the_same_global_model(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every client of every cohort, and the server if it keeps w: bit for bit, also if each of them takes the step
     itself."""
-    chosen = played(federation_of(case, cohort_size=2), 3)
-    known, global_model = [], chosen.method.global_model
+    run = played(federation_of(case, cohort_size=2), 3)
+    seen, global_model = [], run.method.global_model
 
-    def listening(cohort: Cohort) -> torch.Tensor | None:
+    def recording(cohort: Cohort) -> torch.Tensor | None:
         shared = global_model(cohort)
-        known.extend([] if shared is None else shared.numpy().copy())
+        seen.extend([] if shared is None else shared.numpy().copy())
         return shared
 
-    monkeypatch.setattr(chosen.method, "global_model", listening)
-    measured = chosen.play_round(evaluate_global=True).global_evaluation
+    monkeypatch.setattr(run.method, "global_model", recording)
+    measured = run.play_round(evaluate_global=True).global_evaluation
     assert (METHODS[case.method].personal, measured is not None) == (case.personal, case.has_shared)
-    assert len(known) == (CLIENTS if case.has_shared else 0)
-    server = chosen.state()["server"]
-    known.extend([server["model"].numpy()] if "model" in server else [])
-    assert len({value.tobytes() for value in known}) == (1 if case.has_shared else 0)
+    assert len(seen) == (CLIENTS if case.has_shared else 0)
+    server = run.state()["server"]
+    seen.extend([server["model"].numpy()] if "model" in server else [])
+    assert len({value.tobytes() for value in seen}) == (1 if case.has_shared else 0)
 
 
 @pytest.mark.parametrize(
     ("method", "settings"), [("zsign", {}), ("zsign", {"noise": "gaussian"}), ("obcsaa", {"cohort_size": 2})]
 )
-def test_the_cheaper_answer_gives_the_same_model(method: str, settings: dict[str, Any]) -> None:
-    """Bit for bit, whether the server sends the model or what clients need to compute it."""
+def test_both_downlinks_give_the_same_model(method: str, settings: dict[str, Any]) -> None:
+    """Bit for bit, if the server sends the model or the sum from which clients compute it."""
     both = [federation(method, downlink=each, **settings) for each in ("model", "sum")]
     model, cheaper = (tensors(played(each, 5).state()) for each in both)
     for name in ("/params", "/momentum", "/state/model", "/server/model"):
@@ -240,16 +240,16 @@ def test_the_cheaper_answer_gives_the_same_model(method: str, settings: dict[str
 
 
 @every_case
-def test_what_is_heard_on_the_host_gets_to_the_clients_device(case: Case) -> None:
-    """On torch's device without any data, which refuses to be mixed with the host as a GPU does."""
-    chosen = played(federation_of(case), 1)
-    elsewhere = torch.device("meta")
-    for present in chosen._clients.present:
-        cohort = present.to(elsewhere)
-        for exchange in chosen.method.exchanges:
+def test_an_answer_is_moved_to_the_device_of_the_clients(case: Case) -> None:
+    """On PyTorch's device without data, whose tensors cannot be mixed with those of the host, like a GPU's."""
+    run = played(federation_of(case), 1)
+    device = torch.device("meta")
+    for present in run._clients.present:
+        cohort = present.to(device)
+        for exchange in run.method.exchanges:
             answer = {name: torch.from_numpy(value) for name, value in exchange.down.example().items()}
             cohort = exchange.client_receive(cohort, answer, 1)
-        assert {value.device for value in (*cohort.persistent_tensors, *cohort.heard.values())} == {elsewhere}
+        assert {value.device for value in (*cohort.persistent_tensors, *cohort.heard.values())} == {device}
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_what_is_heard_on_the_host_gets_to_the_clients_device(case: Case) -> Non
         ("decomfl", (4,), {"local_epochs": 1.0}, {"updates": 2}, r"method\.updates: got 2, expected at most 1"),
     ],
 )  # fmt: skip
-def test_what_a_method_cannot_do_is_refused(
+def test_settings_and_tasks_that_a_method_does_not_support_are_refused(
     method: str, sizes: tuple[int, ...], task: dict[str, Any], settings: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(UsageError, match=expected):
@@ -275,7 +275,7 @@ def test_what_a_method_cannot_do_is_refused(
 
 @pytest.mark.parametrize("method", ["sketchvote", "sketchmean", "pfedlms"])
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), 3e38])
-def test_what_cannot_be_sketched_is_told_with_the_client(method: str, broken: float) -> None:
+def test_an_update_that_cannot_be_sketched_is_reported_with_its_client(method: str, broken: float) -> None:
     own = method_of(method, task_of(16, 11, learning_rate=0.01), ratio=0.5)
     params = normal(3, 27)
     params[1, 2:5] = broken
@@ -288,23 +288,21 @@ def test_what_cannot_be_sketched_is_told_with_the_client(method: str, broken: fl
 
 
 @every_case
-def test_learns(case: Case) -> None:
-    """Far beyond the 38 % of predicting each client's most frequent label; a global model, beyond the 10 % of
-    chance."""
-    chosen = federation(case.method, local_steps=5, batch_size=32, **{**case.settings, **case.learns_with})
+def test_every_method_learns(case: Case) -> None:
+    """Predicting each client's most frequent label gives 38 %, and chance 10 %."""
+    run = federation(case.method, local_steps=5, batch_size=32, **{**case.settings, **case.learns_with})
     for _ in range(12):
-        report = chosen.play_round(evaluate_global=True)
+        report = run.play_round(evaluate_global=True)
     assert np.isfinite(report.loss)
-    assert chosen.evaluate().accuracy > 68.2
+    assert run.evaluate().accuracy > 68.2
     assert report.global_evaluation is None or report.global_evaluation.accuracy > 45
 
 
-# --- the same and other bytes -----------------------------------------------------------------------------------------
+# --- random numbers and momentum --------------------------------------------------------------------------------------
 
 
 @every_case
-def test_other_seed_other_bytes(case: Case) -> None:
-    """Not only somewhere: every client's every message, and every client's model."""
+def test_another_seed_changes_every_message(case: Case) -> None:
     (sent, left), (other_sent, other_left) = transcript(case), transcript(case, seed=SEED + 1)
     assert len(sent) == len(other_sent) == 3 * CLIENTS * len(federation_of(case).method.exchanges)
     assert all(a != b for a, b in zip(sent, other_sent, strict=True))
@@ -313,7 +311,7 @@ def test_other_seed_other_bytes(case: Case) -> None:
 
 @every_case
 def test_dropout_draws_from_the_seed_of_the_run(case: Case) -> None:
-    """And not from PyTorch's generator, which is left as it was."""
+    """And not from PyTorch's generator, which does not change."""
     seen = []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
@@ -328,8 +326,8 @@ def test_dropout_draws_from_the_seed_of_the_run(case: Case) -> None:
 
 
 @every_case
-def test_momentum_stays_with_a_personal_model_only(case: Case) -> None:
-    """Where all clients go on from a new model, what the old one's momentum was does not matter."""
+def test_momentum_is_kept_for_personal_models_only(case: Case) -> None:
+    """If all clients start a round from a new model, the momentum of the old one has no effect."""
     state = played(federation_of(case), 2).state()
     assert state["momentum"].any(dim=1).all()
     params = []
@@ -344,49 +342,37 @@ def test_momentum_stays_with_a_personal_model_only(case: Case) -> None:
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 
-def whole_bytes(parts: Parts) -> int:
-    return sum(-(-bits // 8) for bits in parts)
-
-
 @every_case
-def test_bits_are_those_of_the_formula(case: Case) -> None:
-    """Counted from real frames, per client and for the round; the traffic reported is the same bytes."""
-    everyone = range(CLIENTS)
+def test_message_bits_are_those_of_the_formula(case: Case) -> None:
+    """Counted from the frames of every sender; the report has the same bytes."""
     with overheard() as messages:
-        chosen = federation_of(case)
-        traffic = chosen.play_round().traffic
+        run = federation_of(case)
+        traffic = run.play_round().traffic
 
-    def payload(sender: int) -> int:
-        return sum(len(sent.payload) for sent in _from(messages, sender))
+    def payload_and_formula(sender: int, parts: Parts) -> tuple[int, int]:
+        own = [sent for sent in messages if sent.sender == sender]
+        bits = [*parts, *(part for sent in own for part in of_positions(sent))]
+        return sum(len(sent.payload) for sent in own), sum(-(-each // 8) for each in bits)
 
-    def formula(parts: Parts, sender: int) -> int:
-        positions = [part for sent in _from(messages, sender) for part in of_positions(sent)]
-        return whole_bytes(parts + positions)
-
-    up = [formula(case.up(client) if callable(case.up) else case.up, client) for client in everyone]
-    down = [formula(case.down, SERVER)] * CLIENTS
-    assert [payload(client) for client in everyone] == up
-    assert [payload(SERVER)] * CLIENTS == down
-    assert (traffic.up_payload, traffic.down_payload) == (sum(up), sum(down))
-    framing = HEADER_BYTES * CLIENTS * len(chosen.method.exchanges)
-    assert (traffic.up_framing, traffic.down_framing) == (framing, framing)
-
-
-def _from(messages: list[Sent], sender: int) -> list[Sent]:
-    return [sent for sent in messages if sent.sender == sender]
+    up = [payload_and_formula(k, case.up(k) if callable(case.up) else case.up) for k in range(CLIENTS)]
+    down, expected = payload_and_formula(SERVER, case.down)
+    assert [payload for payload, _ in up] == [formula for _, formula in up]
+    assert down == expected
+    framing = HEADER_BYTES * CLIENTS * len(run.method.exchanges)
+    assert traffic.as_tuple() == (sum(payload for payload, _ in up), framing, CLIENTS * down, framing, 0)
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 PULLED = [case for case in CASES if "strength" in {each.name for each in fields(METHODS[case.method].Settings)}]
 WITHOUT = {"fedprox": "fedavg"}
-"""What a method without strength is, where that is not `local`."""
+"""The method that another one is without strength, if not `local`."""
 
 
 @pytest.mark.parametrize("case", PULLED, ids=str)
-def test_no_strength_is_local_exactly(case: Case) -> None:
-    """Or FedAvg. Messages still travel, but every client's model, momentum and running statistics are those of local
-    training, bit for bit; and with some strength they are not. (Both models of a client of ditto share statistics.)"""
+def test_without_strength_a_method_has_the_bits_of_local_training(case: Case) -> None:
+    """Or of FedAvg: every client's model, momentum and running statistics. With some strength they differ. (Both models
+    of a client of ditto share statistics.)"""
     options: dict[str, Any] = {"momentum": 0.0}
     if case.keeps_momentum is None:
         options = {"momentum": 0.5, "module": seeded(with_statistics)}
@@ -407,15 +393,15 @@ def with_statistics() -> nn.Module:
 
 @pytest.mark.parametrize("method", ["sketchvote", "sketchmean", "sparseloco", "stc", "fetchsgd"])
 def test_without_gain_the_shared_model_never_moves(method: str) -> None:
-    chosen = played(federation(method, gain=0.0), 3)
-    state = chosen.state()
-    models = (*state["state"]["model"], state["server"]["model"], chosen.method.task.initial)
+    run = played(federation(method, gain=0.0), 3)
+    state = run.state()
+    models = (*state["state"]["model"], state["server"]["model"], run.method.task.initial)
     assert len({row.numpy().tobytes() for row in models}) == 1
 
 
 @pytest.mark.filterwarnings("ignore:round")
 @pytest.mark.parametrize("method", ["stc", "sketchvote"])
-def test_what_was_sent_is_gone_from_the_residual_also_if_it_was_lost(method: str) -> None:
+def test_a_residual_is_the_same_if_the_message_is_lost(method: str) -> None:
     arrived, lost = (
         federation(method, link=lambda data, client, lose=lose: None if lose and client == 1 else data)
         for lose in (False, True)

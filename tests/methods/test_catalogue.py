@@ -1,4 +1,4 @@
-"""docs/catalogue.md: every method has its rows, and the numbers in them are those of real messages and states."""
+"""docs/catalogue.md: every method has its rows, and their numbers are those of messages and states."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def test_every_method_has_a_row_in_both_tables() -> None:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_its_paper_is_cited(name: str) -> None:
+def test_the_paper_of_a_method_is_cited(name: str) -> None:
     citation = USE[name][1]
     paper = METHODS[name].paper
     assert paper in citation or paper.startswith(("a method of this package", "baseline")), citation
 
 
-def test_bits_are_those_of_messages() -> None:
+def test_bits_are_those_of_the_messages() -> None:
     for cost in reversed(bits_table()):  # of several downlinks a method's default comes first
         bits = [f"{cost[f'{way}_payload_bits'] / cost['parameters']:.3g}" for way in ("up", "down")]
         if cost.get("downlink", "model") == "model":
@@ -48,8 +48,8 @@ def test_bits_are_those_of_messages() -> None:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_what_a_client_keeps(name: str) -> None:
-    """While it is absent, without momentum; counters of a few bytes aside."""
+def test_the_state_of_an_absent_client_has_the_stated_size(name: str) -> None:
+    """Without momentum; counters of a few bytes are not stated."""
     config = load_config(None, {"data": {"dataset": "mnist"}, "method": {"name": name}})
     model = CohortModel(build("dnn", (1, 28, 28), 10, 256, 0), torch.device("cpu"))
     _, kept = kept_bytes(method_of(config), model, 0)

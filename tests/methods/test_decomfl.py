@@ -58,8 +58,8 @@ def test_three_rounds_are_a_plain_loop() -> None:
         np.testing.assert_allclose(run.state()["server"]["model"], w, rtol=0, atol=1e-6)
 
 
-def test_running_statistics_are_left_alone() -> None:
-    """Clients measure in training mode, and nothing of it stays."""
+def test_running_statistics_do_not_change() -> None:
+    """Clients compute slopes in training mode, which must not change their buffers."""
     module = factories.seeded(lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10)))
     run = federate("decomfl", module)
     run.start()

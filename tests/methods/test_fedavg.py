@@ -26,7 +26,7 @@ from plain_loops import CLIENTS, ROUNDS, SHARE, Loop, played
 
 
 def test_shared_statistics_are_averaged_and_counted() -> None:
-    """Two clients with N = 1 and 3; running means 0 and 4 have the weighted mean 3; two floats more travel each way."""
+    """Two clients with N = 1 and 3; running means 0 and 4 have the weighted mean 3; messages have two floats more."""
     cohort = replace(
         cohort_of(torch.zeros(2, 3), samples=[1, 3]),
         buffers={
@@ -40,24 +40,24 @@ def test_shared_statistics_are_averaged_and_counted() -> None:
     (after,), _ = hold(shared, cohort)
     assert after.buffers["mean"].tolist() == [[3.0], [3.0]]
     assert after.buffers["var"].tolist() == [[7.0], [7.0]]
-    assert after.buffers["count"].tolist() == [1, 2], "what is not a float stays"
+    assert after.buffers["count"].tolist() == [1, 2], "a buffer of integers is not averaged"
     assert shared.up.max_bytes - plain.up.max_bytes == shared.down.max_bytes - plain.down.max_bytes == 8
     (alone,), _ = hold(plain, cohort)
-    assert alone.buffers["mean"].tolist() == [[0.0], [4.0]], "without sharing they stay local"
+    assert alone.buffers["mean"].tolist() == [[0.0], [4.0]], "without sharing they are not averaged"
 
 
 @pytest.mark.parametrize(("step", "momentum", "counts"), [(1.0, 0.0, (6, 4, 12)), (1.5, 0.8, (8, 8, 8))])
 def test_one_step_on_all_samples_is_distributed_gradient_descent(
     step: float, momentum: float, counts: tuple[int, ...]
 ) -> None:
-    """E = 1 and full batches: models sent down are those of PyTorch's gradient descent with the server's momentum on
-    all samples together, in float64."""
+    """E = 1 and full batches: the models in the answers are those of PyTorch's gradient descent with the server's
+    momentum on all samples together, in float64."""
     data, rate = small_data(*counts), 0.2
     train = {"local_steps": 1, "batch_size": max(counts), "learning_rate": rate, "weight_decay": 0.0}
     with overheard() as messages:
-        chosen = federation("fedavg", data, small_module(), server_step=step, server_momentum=momentum, **train)
+        run = federation("fedavg", data, small_module(), server_step=step, server_momentum=momentum, **train)
         for _ in range(5):
-            chosen.play_round()
+            run.play_round()
     module = small_module().double()
     everything = torch.tensor([index for held in data.train for index in held])
     descent = torch.optim.SGD(module.parameters(), lr=step * rate, momentum=momentum)
@@ -71,11 +71,11 @@ def test_one_step_on_all_samples_is_distributed_gradient_descent(
         torch.testing.assert_close(torch.from_numpy(sent).double(), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("chosen", [{"server_step": 0.5}, {"server_momentum": 0.1}])
-def test_the_server_keeps_w_and_u_only_where_it_needs_them(chosen: dict[str, float]) -> None:
+@pytest.mark.parametrize("settings", [{"server_step": 0.5}, {"server_momentum": 0.1}])
+def test_the_server_keeps_w_and_u_only_if_it_needs_them(settings: dict[str, float]) -> None:
     task = task_of(2, initial=torch.tensor([3.0, -1.0]))
     assert method_of("fedavg", task).server_start() == {}
-    start = method_of("fedavg", task, **chosen).server_start()
+    start = method_of("fedavg", task, **settings).server_start()
     assert {name: value.tolist() for name, value in start.items()} == {"model": [3.0, -1.0], "update": [0.0, 0.0]}
 
 
@@ -89,8 +89,8 @@ def test_a_run_with_a_server_optimizer_is_a_plain_loop(kind: str) -> None:
         u = 0.9 * u + (1 - 0.9) * mean
         v = 0.99 * v + 0.01 * mean**2 if kind == "adam" else v - 0.01 * mean**2 * torch.sign(v - mean**2)
         w = w + 0.1 * u / (v.sqrt() + 0.01)
-    chosen = {"server_optimizer": kind, "server_momentum": 0.9, "server_step": 0.1, "server_epsilon": 0.01}
-    server = played("fedavg", participation=SHARE, **chosen)["server"]
+    settings = {"server_optimizer": kind, "server_momentum": 0.9, "server_step": 0.1, "server_epsilon": 0.01}
+    server = played("fedavg", participation=SHARE, **settings)["server"]
     for name, expected in (("model", w), ("update", u), ("square", v)):
         np.testing.assert_allclose(server[name], expected, rtol=0, atol=2e-6)
     assert (w - loop.initial).abs().max() > 0.05

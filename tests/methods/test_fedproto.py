@@ -1,4 +1,4 @@
-"""FedProto: prototypes by hand, the loss by hand and by autograd, and the features behind them by a plain loop."""
+"""FedProto: prototypes by hand, local steps by float64 autograd, and mean features by a plain loop."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from pfedlms.train_settings import TrainSettings
 from plain_loops import BODY, CLIENTS, HIDDEN, RATE, Loop, federate
 
 COUNTS = torch.tensor([[9.0, 1.0, 0.0, 0.0], [1.0, 0.0, 2.0, 0.0], [100.0, 0.0, 5.0, 0.0]])
-MEANS = torch.full((3, 4, 2), nan)  # what a client does not hold must not matter
+MEANS = torch.full((3, 4, 2), nan)  # means of classes that a client has no samples of must not matter
 MEANS[0, 0], MEANS[0, 1] = torch.tensor([1.0, 2.0]), torch.tensor([4.0, -4.0])
 MEANS[1, 0], MEANS[1, 2] = torch.tensor([3.0, 0.0]), torch.tensor([-2.0, 6.0])
 MEANS[2, 0], MEANS[2, 2] = torch.tensor([5.0, 4.0]), torch.tensor([0.0, 2.0])
 
 
 def test_prototypes_by_hand() -> None:
-    """Class 0 has three holders with 9, 1 and 100 samples, who count the same; class 1 has one, class 2 two, class 3
-    none."""
+    """Three clients with 9, 1 and 100 samples of class 0 have the same weight; one has class 1, two have class 2, none
+    has class 3."""
     exchange = exchange_of("fedproto", replace(task_of(9), classes=4, feature_size=2))
     cohort, work = cohort_of(torch.zeros(3, 1), samples=[10, 3, 105]), Work(features=(MEANS, COUNTS))
     (after,), _ = hold(exchange, cohort, work=work)
@@ -87,8 +87,8 @@ def test_local_steps_follow_the_objective() -> None:
         torch.testing.assert_close(after.params[client].double(), model, rtol=1e-4, atol=1e-6)
 
 
-def test_the_features_of_one_linear_layer_are_the_samples_and_pull_nothing() -> None:
-    """So local steps are those of cross-entropy alone."""
+def test_with_one_linear_layer_local_steps_are_those_of_cross_entropy_alone() -> None:
+    """Its features are the samples, which have no gradient."""
     train, data = TrainSettings(local_steps=3, batch_size=4, weight_decay=0.0), small_data(9, 7)
     module = small_module()[:1]
     cohort = cohort_of(normal(2, SMALL_LAYERS[0]), samples=data.samples)

@@ -1,4 +1,4 @@
-"""OBCSAA: the decoder finds the direction of a sparse vector from signs alone, and the step has the clients' norm."""
+"""OBCSAA: the decoder against float64, and a step with the norm of the clients' updates."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def plain_thresholding(phi: np.ndarray, signs: np.ndarray, kept: int, iterations
 
 @pytest.mark.parametrize(("dim", "kept"), [(64, 1), (50, 6), (64, 37), (64, 64)])
 def test_no_step_of_the_decoder_makes_its_objective_larger(dim: int, kept: int) -> None:
-    """Σ [log cosh(√m Φx) − ȳ √m Φx]/m + α/2 ‖x‖² for any ȳ and any κ, also above m; and each iterate is what the code
-    comes to."""
+    """Σ [log cosh(√m Φx) − ȳ √m Φx]/m + α/2 ‖x‖² for any ȳ and any κ, also above m; and the code computes these
+    iterates."""
     phi, alpha = dense_phi(dim, 37, seed=3), pi * kept / (2 * 37)
 
     def objective(x: np.ndarray, mean: np.ndarray) -> float:
@@ -87,7 +87,7 @@ def exchange_of(initial: Tensor, **settings: object) -> Exchange[Any]:
 
 
 @pytest.mark.parametrize("decoder", ["averages", "biht"])
-def test_the_step_is_along_what_is_decoded_from_the_weighted_mean_of_signs(decoder: str) -> None:
+def test_the_step_is_along_the_direction_decoded_from_the_weighted_mean_of_signs(decoder: str) -> None:
     """Seven clients with odd weights, so that the mean of the signs has no ties; each keeps its three largest entries.
     Through the dense Φ in float64, which is the same in every round."""
     samples = [101, 211, 307, 401, 503, 601, 701]
@@ -105,8 +105,7 @@ def test_the_step_is_along_what_is_decoded_from_the_weighted_mean_of_signs(decod
 
 
 @pytest.mark.parametrize("downlink", ["model", "sum"])
-def test_nothing_learned_is_nothing_moved(downlink: str) -> None:
-    """All updates zero: w stays, bit for bit."""
+def test_updates_of_zero_do_not_move_the_model(downlink: str) -> None:
     start = normal(TASK_DIM, seed=1)
     (after,), server = hold(
         exchange_of(start, downlink=downlink), cohort_of(start.expand(3, -1).clone(), model=start), {"model": start}

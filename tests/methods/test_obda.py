@@ -1,4 +1,4 @@
-"""OBDA: the majority and its coin, and the gradient whose sign is sent."""
+"""OBDA: the majority and its coin, and the gradient whose sign a client sends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def coin(seed: int, round: int, count: int) -> np.ndarray:
 
 
 def vote_on(signs: Tensor, round: int = 0, seed: int = 5, samples: list[int] | None = None) -> Tensor:
-    """v of one exchange between clients whose gradients are `signs: [clients, dim]`, from w = 0 and back: −Δw/η."""
+    """v = −Δw/η of one exchange of clients whose gradients are `signs: [clients, dim]`, from w = 0."""
     clients, dim = signs.shape
     task, zero = task_of(dim, clients=clients, seed=seed), torch.zeros(dim)
     cohort = cohort_of(torch.zeros(clients, dim), samples=samples, model=zero)
@@ -47,7 +47,7 @@ def test_majority_by_hand() -> None:
 
 
 def test_a_tie_is_decided_by_a_coin_of_seed_and_round() -> None:
-    """The second implementation's, which is turned over in odd rounds: what is always tied goes nowhere."""
+    """It is turned over in odd rounds, so that a weight which is always tied does not move away."""
     tied = torch.stack([torch.ones(200), -torch.ones(200)])
     for seed in (5, 6):
         for round in (0, 2, 3, 7):
@@ -55,9 +55,9 @@ def test_a_tie_is_decided_by_a_coin_of_seed_and_round() -> None:
 
 
 @pytest.mark.parametrize("clients", [1, 4, 5])
-def test_a_weight_without_gradient_stays_where_it_is(clients: int) -> None:
-    """Eight rounds of zeros from 300 weights: never further than η from w⁰, back after every second round, and as many
-    weights go one way as the other where the number of clients is even."""
+def test_a_weight_without_gradient_stays_near_its_start(clients: int) -> None:
+    """Eight rounds of zeros for 300 weights: at most η from w⁰, back at w⁰ after every second round, and about as many
+    moves up as down if the number of clients is even."""
     start = normal(300, seed=1)
     exchange, zeros = exchange_of("obda", task_of(300, clients=clients), step=STEP), torch.zeros(clients, 300)
     cohort, server = cohort_of(start.expand(clients, -1).clone(), model=start), {"model": start}

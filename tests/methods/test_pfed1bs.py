@@ -50,17 +50,17 @@ def test_gradient_of_the_objective(sizes: tuple[int, ...], sharpness: float) -> 
 def test_a_federation_sends_signs_of_one_fixed_sketch_and_their_majority() -> None:
     """Three rounds: every client's message is the sign of ΦΘ through the dense Φ of the whole model, the same Φ each
     round, and the answer is the weighted majority: of four clients the last has as many samples as two others."""
-    chosen = federation("pfed1bs", small_data(5, 6, 8, 14), small_module(), seed=SEED, ratio=0.5)
+    run = federation("pfed1bs", small_data(5, 6, 8, 14), small_module(), seed=SEED, ratio=0.5)
     phi = dense_phi(SMALL_DIM, SMALL_DIM // 2, SEED)
-    chosen.start()
+    run.start()
     for _ in range(3):
-        params = chosen.state()["params"].double().numpy()
+        params = run.state()["params"].double().numpy()
         with overheard() as messages:
-            chosen.play_round()
+            run.play_round()
         sketched = params @ phi.T
         clear = np.abs(sketched) > 1e-5
         assert clear.mean() > 0.99
         signs = np.array([np.where(sent.values["signs"] >= 0, 1, -1) for sent in messages if sent.sender != SERVER])
         np.testing.assert_array_equal(signs[clear], np.sign(sketched)[clear])
         (down,) = [sent.values["signs"] for sent in messages if sent.sender == SERVER]
-        np.testing.assert_array_equal(down, np.where(np.array(chosen.data.samples) @ signs >= 0, 1, -1))
+        np.testing.assert_array_equal(down, np.where(np.array(run.data.samples) @ signs >= 0, 1, -1))

@@ -1,8 +1,9 @@
-"""pFedLMS: its pull by autograd, and the edges of its settings. Whole runs are recomputed in test_examples.py,
-wire/test_second_implementation.py and engine/test_training_by_other_means.py."""
+"""pFedLMS: its pull by autograd, and its warnings. test_examples.py, wire/test_second_implementation.py and
+engine/test_float64_runs.py recompute whole runs."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ from factories import cohort_of, hold, normal, task_of
 from pfedlms.methods.pfedlms import PFedLMS, PFedLMSSettings
 
 
-def method_of(rate: float, **settings: Any) -> PFedLMS:
-    return PFedLMS(task_of(50, learning_rate=rate), PFedLMSSettings(**settings))
+def method_of(rate: float, optimizer: str = "sgd", **settings: Any) -> PFedLMS:
+    task = replace(task_of(50, learning_rate=rate), optimizer=optimizer)
+    return PFedLMS(task, PFedLMSSettings(**settings))
 
 
 def test_warns_where_the_pull_never_vanishes() -> None:
@@ -28,17 +30,18 @@ def test_warns_where_the_pull_never_vanishes() -> None:
 
 
 def test_warns_where_a_step_is_too_long() -> None:
-    """2 η λ / ratio = 2 · 0.1 · 0.11 / 0.1 = 0.22 > 0.2; the strength that just does is 0.1."""
+    """2 η λ / ratio = 2 · 0.1 · 0.11 / 0.1 = 0.22 > 0.2; the largest strength is 0.1. The rule is for SGD only."""
     with pytest.warns(UserWarning, match=r"method\.strength: 2 η λ / ratio = 0\.22; .* of at most 0\.1$"):
         method_of(0.1, strength=0.11)
     method_of(0.1, strength=0.1)
     method_of(0.04, strength=0.24)
     method_of(0.1, strength=0.9, ratio=1.0)
+    method_of(0.1, "adamw", strength=0.11)
 
 
 @pytest.mark.parametrize("absolute", [False, True], ids=["relative", "absolute"])
-def test_the_pull_is_the_gradient_of_the_penalty_and_none_where_a_layer_is_zero(absolute: bool) -> None:
-    """λ R̃_ρ towards what the exchanges agreed on, by float64 autograd through dense Φ; ρ in units of σ̄ or one number.
+def test_the_pull_is_the_gradient_of_the_penalty_and_zero_for_a_layer_of_zeros(absolute: bool) -> None:
+    """λ R̃_ρ towards the consensus of the exchanges, by float64 autograd through dense Φ; ρ in units of σ̄ or one number.
     σ̄ = 0 for the second layer of all clients: no division by it."""
     params = normal(3, 27, seed=5)
     params[:, 20:] = 0
@@ -46,12 +49,12 @@ def test_the_pull_is_the_gradient_of_the_penalty_and_none_where_a_layer_is_zero(
     method, cohort = PFedLMS(task_of(20, 7, learning_rate=0.01), settings), cohort_of(params, samples=[5, 2, 4])
     for exchange in method.exchanges:
         (cohort,), _ = hold(exchange, cohort)
-    heard, phi, leaf = cohort.heard, dense_model((20,), 0.5, 5), params[:, :20].double().requires_grad_()
-    assert heard["deviation"].bool().tolist() == [True, False]
-    assert not heard["thresholds"][1].any()
-    tau, rho = heard["thresholds"][:1].double(), 0.2 * (torch.ones(1) if absolute else heard["deviation"][:1]).double()
-    layers = torch.zeros(len(phi), dtype=torch.long)
-    (0.02 * smoothed_penalty(leaf @ phi.T, tau, rho, heard["consensus"][: len(phi)], layers)).sum().backward()
+    received, phi, leaf = cohort.heard, dense_model((20,), 0.5, 5), params[:, :20].double().requires_grad_()
+    assert received["deviation"].bool().tolist() == [True, False]
+    assert not received["thresholds"][1].any()
+    tau, unit = received["thresholds"][:1].double(), torch.ones(1) if absolute else received["deviation"][:1]
+    consensus, layers = received["consensus"][: len(phi)], torch.zeros(len(phi), dtype=torch.long)
+    (0.02 * smoothed_penalty(leaf @ phi.T, tau, 0.2 * unit.double(), consensus, layers)).sum().backward()
     gradient = method.objective(cohort, 0).gradient(params)
     assert gradient is not None
     torch.testing.assert_close(gradient[:, :20].double(), leaf.grad, rtol=1e-4, atol=1e-6)

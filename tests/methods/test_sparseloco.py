@@ -1,15 +1,11 @@
-"""SparseLoCo: two rounds worked out in plain Python, the ends of the decay, and the places that STC would take."""
+"""SparseLoCo: two rounds in plain Python."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import torch
 
-from factories import cohort_of, hold, normal, task_of
-from pfedlms.methods.sparse import largest_positions
-from pfedlms.methods.sparseloco import Chunks, SparseLoCo, SparseLoCoSettings
+from factories import cohort_of, hold, method_of, normal, task_of
 
 LAYERS, CHUNK, DENSITY, DECAY, GAIN = (11, 6), 4, 0.5, 0.75, 0.5
 CHUNKS = [(0, 4), (4, 8), (8, 11), (11, 15), (15, 17)]
@@ -33,16 +29,12 @@ def compress(x: np.ndarray) -> np.ndarray:
     return out
 
 
-def method(**settings: Any) -> SparseLoCo:
-    chosen = {"density": DENSITY, "chunk": CHUNK, "decay": DECAY, "gain": GAIN, **settings}
-    return SparseLoCo(task_of(*LAYERS, clients=3, initial=normal(sum(LAYERS), seed=9)), SparseLoCoSettings(**chosen))
-
-
 def test_two_rounds_by_hand() -> None:
-    own, samples = method(), [1, 2, 5]
-    w = own.task.initial.numpy()
+    task, samples = task_of(*LAYERS, clients=3, initial=normal(17, seed=9)), [1, 2, 5]
+    own = method_of("sparseloco", task, density=DENSITY, chunk=CHUNK, decay=DECAY, gain=GAIN)
+    w = task.initial.numpy()
     server, residuals, residual = own.server_start(), np.zeros((3, 17), np.float32), np.zeros(17, np.float32)
-    cohort = own.client_start(cohort_of(own.task.initial.expand(3, -1).clone(), samples=samples))
+    cohort = own.client_start(cohort_of(task.initial.expand(3, -1).clone(), samples=samples))
     for round in range(2):
         updates = normal(3, 17, seed=round).numpy()
         trained = (w + updates).astype(np.float32)
@@ -58,20 +50,3 @@ def test_two_rounds_by_hand() -> None:
         np.testing.assert_allclose(server["residual"], residual, rtol=0, atol=1e-6)
         np.testing.assert_allclose(server["model"], w, rtol=0, atol=1e-6)
         assert torch.equal(cohort.params, server["model"].expand(3, -1))
-
-
-def test_what_arrives_as_it_is() -> None:
-    """Of each sign one magnitude below and one above the mean of 2, in the layer of four chunks' entries kept."""
-    x = torch.zeros(1, 17)
-    x[0, [1, 2, 4, 7, 9, 12, 13]] = torch.tensor([1.0, -3.0, 3.0, -1.0, 2.5, -2.0, 2.0])
-    chunks = Chunks(task_of(*LAYERS), CHUNK, DENSITY)
-    sent = chunks.compress(x)
-    back = chunks.add_to(torch.zeros_like(x), sent)
-    assert back[0, [1, 2, 7, 12, 13]].tolist() == [1.0, -3.0, -1.0, -2.0, 2.0]
-    assert back[0, 4] == back[0, 9] == 2.75  # both above the mean magnitude: their own mean
-
-
-def test_of_one_chunk_for_the_model_the_places_are_those_of_stc() -> None:
-    x = normal(2, 300, seed=4)
-    chunks = Chunks(task_of(300), 300, 0.05)
-    assert torch.equal(chunks.positions(x), largest_positions(x, 15))

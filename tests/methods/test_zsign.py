@@ -1,4 +1,4 @@
-"""z-SignFedAvg: its limits, its noise, and the downlink that sends counts instead of weights."""
+"""z-SignFedAvg: its noise, the plain sign as its limit, and the answer of counts instead of weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def clients_with(updates: Tensor, samples: list[int] | None = None) -> Cohort:
 
 def test_uniform_noise_is_unbiased_up_to_sigma() -> None:
     """σ E[sign(x + σξ)] = x for |x| ≤ σ, within 5 standard deviations: the mean over coordinates with one x of what
-    a server takes for it when all its clients have x."""
+    a server estimates when all clients have x."""
     values = [share * SIGMA for share in (-1.0, -0.7, -0.1, 0.0, 0.25, 0.5, 0.9, 1.0)]
     repeats, clients = 20_000, 4
     update = torch.tensor(values).repeat_interleave(repeats)
@@ -42,24 +42,24 @@ def test_uniform_noise_is_unbiased_up_to_sigma() -> None:
 
 
 def noise_of(kind: str, clients: int = 1, dim: int = 200_000, round: int = 0, seed: int = 5) -> np.ndarray:
-    """ξ of every client, read off what it would take the sign of when its update is zero."""
+    """ξ of every client: the value whose sign it sends when its update is zero."""
     exchange = exchange_of(dim, clients, seed, noise=kind)
     _, values = exchange.client_send(clients_with(torch.zeros(clients, dim)), round, None)  # type: ignore[arg-type]
     return (values["signs"] / SIGMA).double().numpy()
 
 
 @pytest.mark.parametrize("kind", ["uniform", "gaussian"])
-def test_noise_is_named_by_seed_round_and_client(kind: str) -> None:
-    """Streams of different names are uncorrelated; the same name gives the same noise, whoever shares the cohort."""
+def test_noise_is_a_function_of_seed_round_and_client(kind: str) -> None:
+    """Different streams are uncorrelated; the noise of a client does not depend on the others in its cohort."""
     dim = 20_000
     two = noise_of(kind, clients=2, dim=dim)
-    later, elsewhere = noise_of(kind, dim=dim, round=1)[0], noise_of(kind, dim=dim, seed=6)[0]
-    for other in (two[1], later, elsewhere):
+    later, other_seed = noise_of(kind, dim=dim, round=1)[0], noise_of(kind, dim=dim, seed=6)[0]
+    for other in (two[1], later, other_seed):
         assert abs(np.corrcoef(two[0], other)[0, 1]) < 5 / sqrt(dim)
     np.testing.assert_array_equal(noise_of(kind, dim=dim)[0], two[0])
 
 
-def test_no_noise_is_the_plain_sign() -> None:
+def test_without_noise_clients_send_the_plain_sign() -> None:
     """σ = 0, signFedAvg: three clients, γ = 0.1, step 0.3, by hand. Zero counts as +1, and all clients the same."""
     updates = torch.tensor([[2.0, -1.0, 0.0, 1e-30], [3.0, -2.0, 0.0, -1e-30], [-4.0, -1e-3, 0.0, -5.0]])
     exchange = exchange_of(4, 3, sigma=0.0, step=0.3)
@@ -79,9 +79,9 @@ def test_counts_of_255_clients_arrive() -> None:
 
 
 @pytest.mark.parametrize("downlink", ["model", "sum"])
-def test_a_lost_message_changes_the_divisor(downlink: str) -> None:
-    """Of (+, −, −) the second is lost: the mean of the two that arrived is 0 and not −1/3 or −1/2; client 1 still gets
-    the new model."""
+def test_the_mean_is_over_the_messages_that_arrive(downlink: str) -> None:
+    """Of (+, −, −) the second is lost: the mean of the other two is 0 and not −1/3 or −1/2; client 1 still gets the new
+    model."""
     updates = torch.tensor([[9.0, 9.0], [-9.0, 9.0], [-9.0, 9.0]])
     exchange, start = exchange_of(2, 3, downlink=downlink), normal(2, seed=1)
     cohort = cohort_of(start - RATE * updates, model=start)

@@ -1,4 +1,4 @@
-"""Plain chains of linear and pointwise layers run as the same module does under vmap, and only they do."""
+"""Chains of linear and pointwise layers have the bits of the same module under vmap; other modules are no chains."""
 
 from __future__ import annotations
 
@@ -62,15 +62,15 @@ CHAINS: dict[str, Factory] = {
 
 @pytest.mark.parametrize("factory", CHAINS.values(), ids=CHAINS)
 def test_a_chain_has_the_bits_of_the_same_module_under_vmap(factory: Factory) -> None:
-    """Outputs and features, in training and evaluation, losses and gradients, with and without a slope at features."""
+    """Outputs and features, in training and evaluation; losses and gradients, with and without a loss on features."""
     module = seeded(factory, 1)
     chain, other = CohortModel(module, CPU), CohortModel(copy.deepcopy(module), CPU)
     assert isinstance(chain._runner, Chain)
     other._runner = Stacked(other._functional, gpu_rules=False)
     params, x = chain.initial + normal(CLIENTS, chain.layout.dim, seed=3), normal(CLIENTS, BATCH, 3, 4, seed=4)
     for training in (True, False):
-        ways = [model.forward(params, {}, x.clone(), training=training, features=True) for model in (chain, other)]
-        assert all(torch.equal(ours, theirs) for ours, theirs in zip(*ways, strict=True))
+        results = [model.forward(params, {}, x.clone(), training=training, features=True) for model in (chain, other)]
+        assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
     for features in (True, False):
         out = torch.full((2, *params.shape), torch.nan)
         losses = [
@@ -99,14 +99,14 @@ NO_CHAINS: dict[str, Factory] = {
 
 
 @pytest.mark.parametrize("factory", NO_CHAINS.values(), ids=NO_CHAINS)
-def test_what_is_more_than_linear_and_pointwise_layers_in_a_row_is_no_chain(factory: Factory) -> None:
+def test_other_modules_are_no_chains(factory: Factory) -> None:
     assert not Chain.supports(factory())
 
 
 @pytest.mark.parametrize(
     ("clients", "threads", "sizes"),
     [
-        (5, 2, [5]),  # they fit the cache, so they share its way through a layer
+        (5, 2, [5]),  # all fit the cache together
         (6, 1, [3, 3]),
         (20, 2, [5, 5, 5, 5]),
         (20, 3, [3, 3, 4, 3, 3, 4]),

@@ -63,7 +63,7 @@ def error(ours: Tensor, right: Tensor) -> float:
 
 
 def in_rows(*shape: int, seed: int | None) -> Tensor:
-    """A tensor `[clients, …]` that lies in larger rows, as in a flat model; drawn, or zeros without a seed."""
+    """A tensor `[clients, …]` that is a view of larger rows, as in a flat model; random, or zeros without a seed."""
     clients, size = shape[0], torch.Size(shape[1:]).numel()
     whole = torch.zeros(clients, size + 5, device=DEVICE) if seed is None else draw(clients, size + 5, seed=seed)
     return whole[:, 2 : 2 + size].view(shape)
@@ -71,7 +71,7 @@ def in_rows(*shape: int, seed: int | None) -> Tensor:
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_stacked_convolution_is_every_clients_own(case: tuple[Any, ...], kind: torch.dtype) -> None:
+def test_a_stacked_convolution_is_the_convolution_of_every_client(case: tuple[Any, ...], kind: torch.dtype) -> None:
     """Outputs and both gradients, with all factors rounded."""
     clients, batch, inputs, outputs, image, kernel, pad, stride = case
     shape = (clients, outputs, inputs, *kernel)
@@ -89,7 +89,7 @@ def test_a_stacked_convolution_is_every_clients_own(case: tuple[Any, ...], kind:
         assert error(ours, right) <= BOUNDS[kind]
 
 
-def test_without_a_place_the_gradient_is_a_tensor_of_its_own() -> None:
+def test_without_a_place_the_gradient_is_a_new_tensor() -> None:
     weight, x = draw(2, 3, 4, 3, 3, seed=1).requires_grad_(), draw(2, 8, 4, 4, seed=2)
     out = StackedConvolution.apply(x, weight, (1, 1), 1, torch.float32, None)
     (gradient,) = torch.autograd.grad(out.sum(), weight)
@@ -147,7 +147,7 @@ class Setup:
 
 
 @pytest.mark.parametrize("pools", [(True, False), (False, True), (True, True)])
-def test_blocks_are_every_clients_own_layers(pools: tuple[bool, bool]) -> None:
+def test_blocks_are_the_layers_of_every_client(pools: tuple[bool, bool]) -> None:
     """Outputs, all gradients and running statistics, within the rounding of TF32."""
     setup = Setup(8, pools, (3, 6, 17), 2, 9)
     blocks = blocks_in(setup.layers)[0]
@@ -169,12 +169,12 @@ def test_blocks_are_every_clients_own_layers(pools: tuple[bool, bool]) -> None:
     wanted = torch.autograd.grad(right, [exact_x, *(exact[number] for number in (0, 1, 2, 5, 6, 7))], slope.double())
     assert error(got, right) < 2e-3
     for ours, theirs in zip(gradients, wanted, strict=True):
-        assert error(ours, theirs) < 2e-2  # where two pixels are nearly equal, rounding decides which is the larger
+        assert error(ours, theirs) < 2e-2  # of two nearly equal pixels, rounding decides which is larger
     for number in (3, 4, 8, 9):
         torch.testing.assert_close(tensors[number].double(), exact[number], rtol=2e-3, atol=2e-3)
 
 
-def test_in_evaluation_blocks_use_running_statistics() -> None:
+def test_blocks_use_running_statistics_in_evaluation() -> None:
     setup = Setup(4, (False, True), (3, 6, 5), 2, 3)
     for number in (3, 4, 8, 9):
         setup.tensors[number] += draw(*setup.tensors[number].shape, seed=number).abs()
@@ -185,7 +185,7 @@ def test_in_evaluation_blocks_use_running_statistics() -> None:
     assert error(got, right) < 2e-3
 
 
-def test_blocks_are_found_where_nothing_else_happens() -> None:
+def test_blocks_are_found_only_without_other_layers_and_hooks() -> None:
     def block(*, bias: bool = False, **norm: Any) -> list[nn.Module]:
         return [nn.Conv2d(3, 3, 3, padding=1, bias=bias), nn.BatchNorm2d(3, **norm), nn.ReLU()]
 
@@ -215,7 +215,7 @@ def summed(
     return outputs.detach().flatten(1).sum(dim=1), [outputs], [torch.ones_like(outputs)]
 
 
-def test_a_model_of_blocks_is_trained_as_by_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gradient_of_a_model_of_blocks_is_that_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The flat gradient and the buffers of the whole runner, against the same layers one by one."""
     monkeypatch.setattr(conv_gpu, "precision", lambda x: torch.float32)
     torch.manual_seed(0)
@@ -242,7 +242,7 @@ def test_a_model_of_blocks_is_trained_as_by_pytorch(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize(("channels", "groups", "image"), [(8, 4, (4, 4)), (16, 1, (3, 5)), (4, 4, (2, 3))])
-def test_group_norm_is_every_clients_own(channels: int, groups: int, image: tuple[int, int], relu: bool) -> None:
+def test_group_norm_is_that_of_every_client(channels: int, groups: int, image: tuple[int, int], relu: bool) -> None:
     x = (draw(3, 2 * channels, *image, seed=1) + 5).requires_grad_()
     weights = [in_rows(2, channels, seed=seed).requires_grad_() for seed in (2, 3)]
     got = StackedGroupNorm.apply(x, *weights, groups, 0.1, relu)

@@ -1,4 +1,4 @@
-"""Clients that run by themselves: spread over threads where their order does not matter, with the same bits."""
+"""Clients that run one by one: on several threads unless their order matters, always with the same bits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def convolutional(*more: nn.Module) -> nn.Module:
 
 
 class Counting(nn.Module):
-    """Does something else in every second call."""
+    """Computes something else in every second call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def hooked() -> nn.Module:
     return module
 
 
-class Played:
+class Step:
     """Losses, gradients and running statistics of a training step of all clients, `group` at a time."""
 
     def __init__(self, module: nn.Module, group: int, threads: int) -> None:
@@ -70,17 +70,17 @@ class Played:
 def test_bits_depend_neither_on_the_grouping_nor_on_threads() -> None:
     torch.manual_seed(0)
     module = convolutional()
-    first = Played(module, group=1, threads=1)
+    first = Step(module, group=1, threads=1)
     assert first.values[1].abs().max() > 0
     for group, threads in ((CLIENTS, 1), (CLIENTS, 2), (CLIENTS, 4), (2, 3), (1, 4)):
-        other = Played(module, group, threads)
+        other = Step(module, group, threads)
         assert isinstance(other.model._runner, OneByOne)
         assert other.model._runner._runs_in_parallel
         assert all(torch.equal(*pair) for pair in zip(first.values, other.values, strict=True))
 
 
-def test_several_threads_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two clients wait for each other: with one thread alone they would wait for ever."""
+def test_clients_run_on_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two clients wait for each other; on one thread the barrier would time out."""
     meeting, forward = threading.Barrier(2, timeout=20), OneByOne.forward
 
     def waiting(self: OneByOne, given: Any) -> Any:
@@ -97,7 +97,7 @@ def test_several_threads_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("module", [convolutional(nn.Dropout(0.5)), Counting(), hooked(), Uncopyable()])
-def test_where_the_order_matters_clients_go_one_after_another(module: nn.Module) -> None:
-    way = Played(module, CLIENTS, 2).model._runner
-    assert isinstance(way, OneByOne)
-    assert not way._runs_in_parallel
+def test_clients_run_one_after_another_where_their_order_matters(module: nn.Module) -> None:
+    runner = Step(module, CLIENTS, 2).model._runner
+    assert isinstance(runner, OneByOne)
+    assert not runner._runs_in_parallel

@@ -31,7 +31,7 @@ def images(kind: str, shape: tuple[int, ...]) -> Tensor:
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("kind", ["usual", "ties", "special"])
 @pytest.mark.parametrize("shape", [(3, 2, 8, 8), (2, 3, 7, 5), (1, 1, 2, 3), (2, 2, 28, 33)])
-def test_values_and_gradients_are_those_of_torch(shape: tuple[int, ...], kind: str, relu: bool) -> None:
+def test_values_and_gradients_are_those_of_pytorch(shape: tuple[int, ...], kind: str, relu: bool) -> None:
     x = images(kind, shape)
     found = []
     for layer in (partial(Pooling(2), relu=relu), nn.Sequential(nn.ReLU() if relu else nn.Identity(), nn.MaxPool2d(2))):
@@ -45,13 +45,13 @@ def test_values_and_gradients_are_those_of_torch(shape: tuple[int, ...], kind: s
 
 
 @pytest.mark.parametrize("change", [Tensor.double, lambda x: x.to(memory_format=torch.channels_last), lambda x: x[0]])
-def test_other_inputs_take_torchs_pooling(change: object) -> None:
+def test_other_inputs_use_the_pooling_of_pytorch(change: object) -> None:
     x = change(images("ties", (2, 3, 6, 6)))  # type: ignore[operator]
     assert torch.equal(Pooling(2)(x, relu=True), nn.MaxPool2d(2)(torch.relu(x)))
 
 
 class Skips(nn.Module):
-    """ReLU and pooling are neighbours by name, but something happens in between."""
+    """Registers ReLU and pooling one after the other, but computes something in between."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Skips(nn.Module):
         return self.pool(self.rectify(x) - 1)
 
 
-def test_only_neighbours_in_a_sequence_become_one() -> None:
+def test_only_neighbours_in_a_sequential_are_fused() -> None:
     relu, shift = nn.ReLU(), nn.Conv2d(2, 2, 1)
     module = nn.Sequential(
         nn.Sequential(nn.Conv2d(2, 2, 1), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
@@ -77,7 +77,7 @@ def test_only_neighbours_in_a_sequence_become_one() -> None:
 
 
 class Watches(nn.Module):
-    """It runs the layers of a Sequential itself, and uses what comes out of each."""
+    """Calls the layers of a Sequential itself and uses every output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Watches(nn.Module):
 
 
 class Reuses(nn.Module):
-    """It uses a tensor again that a ReLU has rectified in place."""
+    """Uses a tensor again after a ReLU has rectified it in place."""
 
     def __init__(self, *before: nn.Module) -> None:
         super().__init__()
@@ -110,12 +110,12 @@ def with_own_relu() -> nn.Module:
 
 
 @pytest.mark.parametrize("make", [Watches, Reuses, lambda: Reuses(nn.Identity()), with_own_relu])
-def test_a_module_that_sees_its_rectified_values_computes_what_it_did(make: Callable[[], nn.Module]) -> None:
+def test_a_module_that_uses_the_rectified_values_is_not_changed(make: Callable[[], nn.Module]) -> None:
     module, x = make(), images("usual", (3, 2, 6, 6))
     assert torch.equal(replace_poolings(copy.deepcopy(module))(x), module(x))
 
 
-def test_the_reference_pools_with_torch() -> None:
+def test_the_reference_uses_the_pooling_of_pytorch() -> None:
     x = images("usual", (1, 1, 4, 4)).requires_grad_()
     with plain():
         assert Pooling(2)(x, relu=True).grad_fn.name() == nn.MaxPool2d(2)(x).grad_fn.name()

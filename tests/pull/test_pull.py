@@ -1,5 +1,5 @@
-"""The pull's kernel on a CPU against its definition, and what it does at the edges. That the definition is the gradient
-of the smoothed penalty is in tests/theory."""
+"""The pull's CPU kernel against its definition, also at the limits of float32. tests/theory shows that it is the
+gradient of the smoothed penalty."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pfedlms.pull import Pull
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("levels", [1, 7, 255])
-def test_one_pass_has_the_bits_of_the_definition(dtype: torch.dtype, levels: int) -> None:
+def test_the_kernel_has_the_bits_of_the_definition(dtype: torch.dtype, levels: int) -> None:
     sketch = sketch_of(*SIZES)
     theta = normal(4, sketch.dim, seed=3, dtype=dtype)
     tau, consensus = some_thresholds(len(SIZES), levels).to(dtype), some_consensus(sketch.size, levels)
@@ -33,8 +33,8 @@ def test_one_pass_has_the_bits_of_the_definition(dtype: torch.dtype, levels: int
     assert almost.any()
 
 
-def test_a_pull_with_another_field_is_another_pull() -> None:
-    """Nothing that was computed from the old one is taken along; a recorded step is replayed that way."""
+def test_a_changed_field_changes_the_pull() -> None:
+    """A copy with another field takes over no cached values; a recorded step is replayed with such copies."""
     pull, theta = some_pull(7, 0.05, 0.3).pull, normal(2, sum(SIZES))
     before = pull.gradient(theta)
     others = {
@@ -51,8 +51,8 @@ def test_a_pull_with_another_field_is_another_pull() -> None:
     assert torch.equal(pull.gradient(theta), before)
 
 
-def test_a_model_that_is_not_finite_stays_so() -> None:
-    """Where the engine looks for it; the other client is pulled as ever."""
+def test_nan_in_one_model_reaches_its_own_pull_only() -> None:
+    """The engine then finds it; the pull of the other client does not change."""
     pull, theta = some_pull(3, 1.0, 0.3).pull, normal(2, sum(SIZES))
     expected = pull.gradient(theta)[1]
     theta[0, 0] = float("nan")
@@ -63,7 +63,7 @@ def test_a_model_that_is_not_finite_stays_so() -> None:
 
 @pytest.mark.parametrize("smoothing", [0.5, 3.0, 1e30])
 @pytest.mark.parametrize("deviation", [3.4e38, 1e-45, 2.0**-126])
-def test_the_ends_of_float32_are_no_nan(deviation: float, smoothing: float) -> None:
+def test_extreme_deviations_give_no_nan(deviation: float, smoothing: float) -> None:
     """ρ_l beyond the range beside thresholds beyond it, and ρ_l so small that 1/ρ_l is beyond it where y = τ."""
     sketch = sketch_of(8, ratio=1.0)
     tau, consensus = torch.tensor([[-torch.inf, 0.0, torch.inf]]), torch.full((8,), 2, dtype=torch.uint8)

@@ -25,13 +25,6 @@ def test_transform_has_the_bits_of_the_reference(bits: int) -> None:
     assert torch.equal(kernels.fwht(x), fwht_reference(x))
 
 
-@pytest.mark.parametrize("bits", [3, 12, 13])
-def test_transform_twice_is_n_times_the_identity(bits: int) -> None:
-    """H H = N I, on integers, where floats are exact."""
-    x = torch.randint(-8, 9, (3, 1 << bits), generator=torch.Generator().manual_seed(1)).float().to(DEVICE)
-    assert torch.equal(kernels.fwht(kernels.fwht(x)), x * (1 << bits))
-
-
 def test_column_passes_cover_all_stages_in_order() -> None:
     for bits in range(13, 25):
         stride = kernels.BLOCK
@@ -55,7 +48,7 @@ def sketches(ratio: float) -> tuple[Sketch, Sketch]:
 
 
 @pytest.mark.parametrize("ratio", [0.1, 1.0])
-def test_rows_are_those_of_the_host(ratio: float) -> None:
+def test_kept_rows_are_those_of_the_host(ratio: float) -> None:
     """Hashed on the device from the constants of every layer."""
     shape = shape_of(LAYOUT, ratio)
     streams = [rng.stream(3, "sketch-rows", 7, index) for index in range(3)]
@@ -80,16 +73,16 @@ def test_adjoint_is_that_of_the_host() -> None:
     )
 
 
-def test_what_is_said_has_the_bits_of_the_host_and_what_is_not_nearly() -> None:
+def test_split_has_the_bits_of_the_host_in_the_sketch_and_nearly_in_the_residual() -> None:
     (here, there), given = sketches(0.1), [normal(3, LAYOUT.dim, seed=seed) for seed in (1, 2, 3)]
-    said, unsent = kernels.split(there, *(each.to(DEVICE) for each in given))
+    sketched, rest = kernels.split(there, *(each.to(DEVICE) for each in given))
     expected, left = here.split(*given)
-    assert torch.equal(said.cpu(), expected)
-    torch.testing.assert_close(unsent.cpu(), left, rtol=1e-5, atol=1e-5)
+    assert torch.equal(sketched.cpu(), expected)
+    torch.testing.assert_close(rest.cpu(), left, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("ratio", [0.1, 1.0])
-def test_signs_spread_to_the_same_whole_numbers(ratio: float) -> None:
+def test_spread_signs_are_the_same_whole_numbers(ratio: float) -> None:
     (here, there) = sketches(ratio)
     signs = torch.where(normal(2, here.size, seed=5) >= 0, 1.0, -1.0)
     spread = kernels.adjoint(there, signs.to(DEVICE), scaled=False).cpu()
@@ -98,8 +91,8 @@ def test_signs_spread_to_the_same_whole_numbers(ratio: float) -> None:
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 1.0])
-def test_positions_are_where_the_rows_are(ratio: float) -> None:
-    """Of layers of pad 64, 1 and 8192: every row kept points to its entry, and nothing else is there."""
+def test_positions_map_every_kept_row_to_its_entry(ratio: float) -> None:
+    """The layers are padded to 64, 1 and 8192; all other positions hold −1."""
     sketch = sketches(ratio)[1]
     expected = [-1] * (64 + 1 + 8192)
     begins = {0: 0, 1: 64, 2: 65}
@@ -109,7 +102,7 @@ def test_positions_are_where_the_rows_are(ratio: float) -> None:
 
 
 @pytest.mark.parametrize("ratio", [0.1, 1.0])
-def test_signs_and_rms_are_packed_and_measured_as_on_the_host(ratio: float) -> None:
+def test_packed_signs_and_root_mean_squares_are_those_of_the_host(ratio: float) -> None:
     """Bit by bit, and in float64: sums of another order round to the same float32 but once in many millions."""
     sketch, y = sketches(ratio)[1], normal(3, sum(sketches(ratio)[0].sizes), seed=4)
     y[0, 0], y[1, 1], y[2, -1] = 0.0, -0.0, 1e25  # whose square is beyond float32
@@ -123,7 +116,7 @@ def test_signs_and_rms_are_packed_and_measured_as_on_the_host(ratio: float) -> N
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_makes_its_layer_so(broken: float) -> None:
+def test_an_infinite_or_nan_entry_shows_in_the_rms_of_its_layer(broken: float) -> None:
     sketch, y = sketches(0.1)[1], normal(2, 1 + 6 + 819, seed=4)
     y[1, 3] = broken
     assert torch.isfinite(kernels.signs_and_rms(sketch, y.to(DEVICE))[1]).tolist() == [
@@ -133,14 +126,14 @@ def test_what_is_not_finite_makes_its_layer_so(broken: float) -> None:
 
 
 @pytest.mark.parametrize("ratio", [0.1, 1.0])
-@pytest.mark.parametrize("still", [0, 1, 2])
-def test_a_step_has_the_bits_of_the_host(ratio: float, still: int) -> None:
+@pytest.mark.parametrize("unmoved", [0, 1, 2])
+def test_a_step_has_the_bits_of_the_host(ratio: float, unmoved: int) -> None:
     """Signs taken from bits where they are spread, times a float32 of every layer; −0 where that is zero."""
     (here, there) = sketches(ratio)
     packed = np.random.default_rng(5).integers(0, 256, -(-here.size // 8), dtype=np.uint8)
     packed[-1] &= (1 << (here.size % 8 or 8)) - 1
     factors = np.float32([0.1, 0.7, 1e-3])
-    factors[still] = 0
+    factors[unmoved] = 0
     votes = torch.from_numpy(np.unpackbits(packed, count=here.size, bitorder="little")).float() * 2 - 1
     expected = here.spread(votes).numpy() * np.repeat(factors, (37, 1, 5000))
     expected[np.repeat(factors, (37, 1, 5000)) == 0] = -0.0

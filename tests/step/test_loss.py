@@ -1,4 +1,4 @@
-"""The loss of every client and its slope, by hand, are those of torch and its autograd."""
+"""Cross-entropy of every client and its slope are those of PyTorch and its autograd."""
 
 from __future__ import annotations
 

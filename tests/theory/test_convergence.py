@@ -31,9 +31,9 @@ def norms(sizes: Sequence[int]) -> Tensor:
     return torch.tensor([sqrt(padded(n) / sketch_size(n, RATIO)) for n in sizes], dtype=torch.float64)
 
 
-# --- what is stated ---------------------------------------------------------------------------------------------------
-# Each once; without any of its terms, or with one of them halved, a test below fails. Lemma 7 is looser than that as a
-# bound on the drift: there the tests that fail are of the sums its proof is made of.
+# --- the statements ---------------------------------------------------------------------------------------------------
+# Each is written once. Without one of its terms, or with one of them halved, a test below fails. As a bound on the
+# drift Lemma 7 is looser: there the tests that fail are those of the sums in its proof.
 
 
 def bounded_by(start: float, sizes: Sequence[int], rate: float, decay: float, strength: float, task: float) -> float:
@@ -48,7 +48,7 @@ def smoothness_of(task: float, sizes: Sequence[int], strength: float, widths: Te
 
 
 def descent(rate: float, smoothness: float, square: float, noise: float) -> float:
-    """Lemma 6: what E F changes by in one step at most, −η/2 ‖∇F‖² + L_F η² σ²/2."""
+    """Lemma 6: the most that E F changes in one step, −η/2 ‖∇F‖² + L_F η² σ²/2."""
     return -rate / 2 * square + smoothness * rate**2 * noise**2 / 2
 
 
@@ -98,7 +98,7 @@ def test_lemma_bounded_iterates(rate: float) -> None:
     bound = torch.tensor([bounded_by(start, SIZES, rate, decay, strength, clip) for start in starts])
     theta = torch.tensor(starts)[:, None] * torch.nn.functional.normalize(drawn(3, DIM, seed=31), dim=1)
     for step in range(100):
-        # As long as it may be, and mostly outwards.
+        # As long as it may be, and mostly away from zero.
         gradient = clip * torch.nn.functional.normalize(0.1 * drawn(3, DIM, seed=step) - theta.sign(), dim=1)
         theta = (1 - rate * decay) * theta - rate * (gradient + pull.gradient(theta))
         assert (theta.norm(dim=1) ** 2 <= bound).all()
@@ -262,8 +262,8 @@ def parts_of_drift(before: Round, after: Round, rho: float) -> float:
     return abs(huber(a_after) - huber(a)) + aligned
 
 
-def in_their_place(before: Round, after: Round) -> float:
-    """What the proof goes on with: 2‖a' − a‖₁ for A + C, 2‖a'‖₁ for B."""
+def bound_of_parts(before: Round, after: Round) -> float:
+    """The proof's bounds on these parts: 2‖a' − a‖₁ for A + C, 2‖a'‖₁ for B."""
     a, a_after = before[0] - before[1], after[0] - after[1]
     return 2 * float((a_after - a).abs().sum() + a_after.abs().sum())
 
@@ -279,7 +279,7 @@ def flat_sketch(size: float, spins: Tensor = SPINS) -> tuple[Tensor, float]:
 
 
 def test_lemma_cross_round_drift_is_attained_by_the_parts_of_its_proof_for_a_kept_sketch() -> None:
-    """χ = 0: Φθ = c, a threshold that goes from τ to −τ, c − τ ≥ ρ, and a consensus that turns round: A = C = 2mτ and
+    """χ = 0: Φθ = c, a threshold that goes from τ to −τ, c − τ ≥ ρ, and a consensus that reverses: A = C = 2mτ and
     B = 2m(c + τ), which is β = 2√m κB + 6mτ."""
     up = torch.ones(8, dtype=torch.float64)
     y, norm = flat_sketch(0.9, up)
@@ -300,7 +300,7 @@ def test_lemma_cross_round_drift_of_a_refreshed_sketch() -> None:
     y, norm = flat_sketch(0.6, up)
     opposed = (-y, 0.7, up), (y, -0.7, -up)
     assert parts_of_drift(*opposed, rho=0.1) == pytest.approx(4 * 8 * (0.6 + 0.7), rel=1e-12)
-    assert in_their_place(*opposed) == pytest.approx(drift_bound((16,), True, norm, 0.7), rel=1e-12)
+    assert bound_of_parts(*opposed) == pytest.approx(drift_bound((16,), True, norm, 0.7), rel=1e-12)
     for trial in range(200):
         theta = drawn(2, 16, seed=trial) * 10.0 ** (trial % 4 - 2)
         theta[1] *= theta[0].norm() / theta[1].norm()  # Φθ of two sketches of one θ
@@ -308,61 +308,8 @@ def test_lemma_cross_round_drift_of_a_refreshed_sketch() -> None:
         before, after = ((PHI @ theta[r], taus[r], votes[r]) for r in (0, 1))
         length, highest = float(theta[0].norm()), max(map(abs, taus))
         parts = parts_of_drift(before, after, rho=10.0 ** (trial % 3 - 2))
-        assert parts <= in_their_place(before, after) <= drift_bound((16,), True, length, highest)
+        assert parts <= bound_of_parts(before, after) <= drift_bound((16,), True, length, highest)
         assert parts <= 4 * 4 * length + 4 * 8 * highest  # √m κ = √N = 4
-
-
-def test_cross_round_drift_itself_needs_neither_chi_nor_more_than_two_thresholds() -> None:
-    """−min(|z|, ρ/2) ≤ |z|_ρ − v z ≤ 2|z|, and both ends are concave in z²: so the drift is at most 2√m κB + 2mτ_max
-    however Φ changes. That is attained (y = c, τ from c + ρ to −c − ρ, a consensus from consistent to opposed), and the
-    lemma's other 4√m κBχ + 4mτ_max are slack of its proof, with which no drift can tell it from a smaller bound."""
-    up, rho = torch.ones(8, dtype=torch.float64), 0.1
-    y, norm = flat_sketch(0.3, up)
-    layers, width = torch.zeros(8, dtype=torch.long), torch.tensor([rho], dtype=torch.float64)
-
-    def value(sketched: Tensor, tau: float, vote: int) -> float:
-        consensus = torch.full((8,), vote, dtype=torch.uint8)
-        threshold = torch.full((1, 1), tau, dtype=torch.float64)
-        return float(smoothed_penalty(sketched[None], threshold, width, consensus, layers))
-
-    sharp = 2 * sqrt(8) * sqrt(2) * norm + 2 * 8 * 0.4
-    assert value(y, -0.4, 0) - value(y, 0.4, 0) == pytest.approx(sharp, rel=1e-12)
-    for trial in range(200):
-        theta = drawn(2, 16, seed=trial) * 10.0 ** (trial % 4 - 2)
-        theta[1] *= theta[0].norm() / theta[1].norm()  # Φθ of two sketches of one θ
-        taus, votes = drawn(2, seed=300 + trial).tolist(), [trial % 2, (trial // 2) % 2]
-        drift = value(PHI @ theta[1], taus[1], votes[1]) - value(PHI @ theta[0], taus[0], votes[0])
-        assert abs(drift) <= 8 * float(theta[0].norm()) + 16 * max(map(abs, taus))
-
-
-def width_drift(levels: int, smoothing: float) -> tuple[float, float]:
-    """The drift and β for τ_t = σ̄ z_t and ρ = `smoothing` · σ̄, a kept sketch, y flat and beyond all thresholds, a
-    consensus that turns round, and σ̄ that falls from 1 to next to nothing."""
-    quantiles = torch.from_numpy(normal_quantiles(levels)).double()
-    y, norm = flat_sketch(smoothing + float(quantiles[-1]) + 1)
-    layers, agreed = torch.zeros(8, dtype=torch.long), torch.where(SPINS > 0, levels, 0).to(torch.uint8)
-    before, after = (
-        float(smoothed_penalty(y[None], deviation * quantiles[None], width, consensus, layers))
-        for deviation, width, consensus in (
-            (1.0, torch.tensor([smoothing], dtype=torch.float64), agreed),
-            (1e-9, torch.tensor([1e-9 * smoothing], dtype=torch.float64), levels - agreed),
-        )
-    )
-    return after - before, drift_bound((16,), False, norm, float(quantiles[-1]))
-
-
-def test_cross_round_drift_with_a_width_that_changes() -> None:
-    """The lemma is for one ρ; ours is ρ_l = ρ̂ σ̄_l^r. A width that changes adds up to m |ρ^{r+1} − ρ^r|/2 to the drift.
-    T = 1 has z_T = 0: β needs that further term, which is attained. For T ≥ 2 τ_max ≥ σ̄ z_T, so that the 4mτ_max that β
-    has to spare are enough while ρ̂ ≤ 8 z_T; they are not for any ρ̂ (beyond 12 z_T here)."""
-    drift, beta = width_drift(1, 0.5)
-    assert drift > beta
-    assert drift == pytest.approx(beta + 8 * 0.5 / 2, rel=1e-6)
-    for levels in (2, 3, 7, 15):
-        last = float(normal_quantiles(levels)[-1])
-        for factor, enough in ((0.5, True), (8.0, True), (13.0, False)):
-            drift, beta = width_drift(levels, factor * last)
-            assert (drift <= beta) is enough
 
 
 def test_theorem_average_stationarity() -> None:
@@ -435,18 +382,18 @@ def test_theorem_is_attained_without_a_pull(noise: float, steps: int) -> None:
     assert squares / steps == pytest.approx(allowed, rel=1e-9)
 
 
-def test_theorem_is_attained_by_a_consensus_that_turns_round() -> None:
+def test_theorem_is_attained_by_a_consensus_that_reverses() -> None:
     """One step a round, η = 1/L_F, T = 1, τ = 0, a kept sketch, and votes that are all +1, then all −1, and so on
-    (where they come from is nothing to the theorem). F is quadratic between the two minima ±λΦᵀ1/L_F, where Φθ is flat:
-    a turn makes F larger by 2λ‖Φθ‖₁ = λβ, and the step from one minimum to the other takes all of it back. From the
-    first round's minimum, Ψ⁰ = Ψ_inf, the R − 1 turns between R rounds are all that the bound has but one β."""
+    (the theorem does not ask where they come from). F is quadratic between the two minima ±λΦᵀ1/L_F, where Φθ is flat:
+    a reversal makes F larger by 2λ‖Φθ‖₁ = λβ, and the step from one minimum to the other takes all of it back. From the
+    first round's minimum, Ψ⁰ = Ψ_inf, the R − 1 reversals between R rounds are the whole bound but one β."""
     sides, rounds = [Parabola((16,), vote=vote) for vote in (1, 0)], 20
     smoothness, strength = sides[0].smoothness, sides[0].strength
     rate, squares = 1 / smoothness, 0.0
     theta = -rate * sides[0].gradient(torch.zeros(16, dtype=torch.float64))
-    for turn in range(rounds):
+    for round in range(rounds):
         assert ((PHI @ theta).abs() < sides[0].widths).all()
-        gradient = sides[turn % 2].gradient(theta)
+        gradient = sides[round % 2].gradient(theta)
         squares += float(gradient.norm() ** 2)
         theta = theta - rate * gradient
     drifts = rounds * drift_bound((16,), False, float(theta.norm()), 0.0)

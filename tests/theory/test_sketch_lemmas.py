@@ -1,4 +1,4 @@
-"""What the paper states about Φ."""
+"""The paper's statements about Φ."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pfedlms.backend import plain
 
 @pytest.mark.parametrize("way", [nullcontext, plain])
 @pytest.mark.parametrize("epoch", [0, 3])
-def test_sketch_equals_the_dense_matrix(epoch: int, way: Callable[[], AbstractContextManager[None]]) -> None:
+def test_the_sketch_equals_the_dense_matrix(epoch: int, way: Callable[[], AbstractContextManager[None]]) -> None:
     """Φ = 1/√m S H D P and its transpose, several layers, against explicit matrices."""
     sketch, phi = sketch_of(*SIZES, epoch=epoch), dense_model(SIZES, RATIO, SEED, epoch)
     assert sketch.sizes == (8, 8, 1, 4, 32, 32)
@@ -37,12 +37,12 @@ def test_lemma_adjoint_identity_for_every_layer(dtype: torch.dtype, tolerance: f
     ends, stops = np.cumsum(SIZES), np.cumsum(sketch.sizes)
     for index, (n, m) in enumerate(zip(SIZES, sketch.sizes, strict=True)):
         x, u = torch.zeros(1, sum(SIZES), dtype=dtype), torch.zeros(1, sketch.size, dtype=dtype)
-        mine, own = slice(ends[index] - n, ends[index]), slice(stops[index] - m, stops[index])
-        x[0, mine], u[0, own] = normal(n, seed=index, dtype=dtype), normal(m, seed=50 + index, dtype=dtype)
+        entries, own = slice(ends[index] - n, ends[index]), slice(stops[index] - m, stops[index])
+        x[0, entries], u[0, own] = normal(n, seed=index, dtype=dtype), normal(m, seed=50 + index, dtype=dtype)
         y, back = sketch.forward(x), sketch.adjoint(u)
         assert float((y * u).sum()) == pytest.approx(float((x * back).sum()), rel=tolerance, abs=tolerance)
         assert y[0, own].abs().sum() > 0
-        y[0, own], back[0, mine] = 0, 0
+        y[0, own], back[0, entries] = 0, 0
         assert not y.any()
         assert not back.any()
 

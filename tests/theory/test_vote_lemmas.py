@@ -1,4 +1,4 @@
-"""What the paper states about the vote."""
+"""The paper's statements about the vote."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wrong methods, each caught by name: when it runs, or by `check_method`."""
+"""Wrong methods are refused with a message that names them: when they run, or by `check_method`."""
 
 from __future__ import annotations
 
@@ -15,28 +15,19 @@ from pfedlms.cohort import Cohort, Tensors
 from pfedlms.engine.method_check import check_method
 from pfedlms.errors import ConfigError, MethodError
 from pfedlms.methods import METHODS
-from pfedlms.methods.contract import (
-    FieldMeans,
-    Means,
-    Method,
-    Objective,
-    PerClient,
-    Task,
-    Tracked,
-    go_on_from,
-)
+from pfedlms.methods.contract import FieldMeans, Means, Method, Objective, PerClient, Task, Tracked, go_on_from
 from pfedlms.methods.ditto import Ditto
 from pfedlms.methods.fedprox import FedProx, Proximal
 from pfedlms.methods.local import Local
 from pfedlms.settings import setting
 from pfedlms.wire import Floats, Message, Signs
 
-# --- seeded faults ----------------------------------------------------------------------------------------------------
+# --- methods that break the contract ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Bent(Objective):
-    """An objective whose functions return whatever they are given."""
+class Wrong(Objective):
+    """An objective whose methods are the given functions."""
 
     gradient_of: Any = None
     step_of: Any = None
@@ -54,13 +45,13 @@ class Bent(Objective):
         return self.loss_of(features) if self.loss_of else super().loss(features, labels)
 
 
-def with_objective(**bent: Any) -> type[Method]:
+def with_objective(**wrong: Any) -> type[Method]:
     class Trained(Local):
-        name = "bent"
+        name = "wrong"
 
         def objective(self, cohort: Cohort, round: int) -> Objective:
-            own = {key: value(cohort) for key, value in bent.items() if key == "held"}
-            return Bent(**{**bent, **own})
+            own = {key: value(cohort) for key, value in wrong.items() if key == "held"}
+            return Wrong(**{**wrong, **own})
 
     return Trained
 
@@ -69,7 +60,7 @@ class LossNotAskedFor(Local):
     name = "unasked"
 
     def objective(self, cohort: Cohort, round: int) -> Objective:
-        return type("Unasked", (Bent,), {"needs_features": False})()  # type: ignore[no-any-return]
+        return type("Unasked", (Wrong,), {"needs_features": False})()  # type: ignore[no-any-return]
 
 
 class MeanOfTheCohort(Local):
@@ -81,7 +72,7 @@ class MeanOfTheCohort(Local):
         return cohort.params.mean(dim=0)
 
 
-class NothingHeard(FedProx):
+class MissingAnswer(FedProx):
     def objective(self, cohort: Cohort, round: int) -> Objective:
         return Proximal(PerClient(cohort.heard["nothing"]), 0.1)
 
@@ -95,8 +86,10 @@ class UnmarkedSecond(Ditto):
 class Averaged(FieldMeans):
     """↑ θ_k      ↓ w = Σ p_k θ_k"""
 
+    kinds = (0, 1)
+
     def __init__(self, task: Task, settings: Any) -> None:
-        self.up, self.down = (Message(kind, (Floats("model", task.layout.dim),)) for kind in (0, 1))
+        self.up, self.down = (Message(kind, (Floats("model", task.layout.dim),)) for kind in self.kinds)
 
     def client_send(self, cohort: Cohort, round: int, work: Any) -> Any:
         return cohort, {"model": cohort.params}
@@ -126,7 +119,7 @@ class Averaging(Tracked):
 
 
 def changed(kind: Any, changes: dict[str, Any]) -> Any:
-    """A class whose functions return what `changes` make of what they returned."""
+    """A class whose functions return what `changes` make of their results."""
 
     def wrapped(right: Any, change: Any) -> Any:
         def call(*given: Any) -> Any:
@@ -139,7 +132,7 @@ def changed(kind: Any, changes: dict[str, Any]) -> Any:
 
 
 def averaging(function: str = "", change: Any = None) -> type[Method]:
-    """A right method, but for what one function, its own or of its exchange `Mean`, returns."""
+    """A right method, except for the result of one function of it or of its exchange `Mean`."""
     changes, own = {function: change} if function else {}, hasattr(Averaging, function)
     method: type[Method] = changed(Averaging, changes if own else {})
     method.exchange = changed(type("Mean", (Averaged,), {}), {} if own else changes)
@@ -152,16 +145,12 @@ def with_exchange(kind: type[Averaged]) -> type[Method]:
     return method
 
 
-def numbered(up: int, down: int) -> type[Averaged]:
-    class Numbered(Averaged):
-        def __init__(self, task: Task, settings: Any) -> None:
-            self.up, self.down = (Message(kind, (Floats("model", task.layout.dim),)) for kind in (up, down))
-
-    return Numbered
+def with_kinds(*kinds: int) -> type[Method]:
+    return with_exchange(type("Numbered", (Averaged,), {"kinds": kinds}))
 
 
 class Changes(Averaged):
-    """↑ θ_k − w      ↓ Σ p_k (θ_k − w), by which both ends move w"""
+    """↑ θ_k − w      ↓ Σ p_k (θ_k − w), by which clients and server move w"""
 
     def client_send(self, cohort: Cohort, round: int, work: Any) -> tuple[Cohort, Tensors]:
         return cohort, {"model": cohort.params - cohort.state["model"]}
@@ -190,14 +179,14 @@ class Copied(Tracked):
     Settings, exchange = Local.Settings, Changes
 
 
-class SendsBeforeHearing(Copied):
-    """The answer is w itself, but clients send before they get it."""
+class SendsBeforeTheAnswer(Copied):
+    """The answer is w itself, but clients use w before they receive it."""
 
     about_last_steps, exchange = False, Stepped
 
 
-# A function, what is made of what it should return, and what is said of it then.
-WRONG: dict[str, tuple[str, Any, str]] = {
+# A function, a change of its result, and the message.
+WRONG_RESULT: dict[str, tuple[str, Any, str]] = {
     "no pair": ("client_send", lambda c, v: v, "got a dict"),
     "clients dropped": ("client_send", lambda c, v: (c.rows(slice(0, 1)), v), r"got clients \(0,\)"),
     "state added": ("client_send", lambda c, v: (c.with_state(late=c.params), v), "state: .*'late'.* client_start"),
@@ -223,34 +212,26 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "start is a dict": ("client_start", lambda c: c.state, "got a dict, expected a Cohort"),
 }
 REFUSED = {
-    "gradient of one row": (with_objective(gradient_of=lambda p: p[:1]), r"Bent\.gradient: got .*\[1, 1510\]"),
-    "gradient written": (with_objective(gradient_of=lambda p: p.mul_(0.1)), r"Bent\.gradient: writes into a tensor"),
+    "gradient of one row": (with_objective(gradient_of=lambda p: p[:1]), r"Wrong\.gradient: got .*\[1, 1510\]"),
+    "gradient written": (with_objective(gradient_of=lambda p: p.mul_(0.1)), r"Wrong\.gradient: writes into a tensor"),
     "server written": (with_exchange(InPlace), r"InPlace\.server_reply: writes into a tensor"),
     "loss without needs_features": (LossNotAskedFor, r"Unasked\.loss would never be called"),
-    "gradient is a number": (with_objective(gradient_of=lambda p: 0.0), r"Bent\.gradient: got a float"),
-    "step in float64": (with_objective(step_of=Tensor.double), r"Bent\.after_step: got torch.float64"),
-    "loss summed over clients": (with_objective(loss_of=Tensor.sum), r"Bent\.loss: got .*\[\].*expected .*\[5\]"),
-    "unmarked inside a dict": (with_objective(held=lambda c: {"a": [1, c.params]}), r"Bent\.held\['a'\]\[1\]: got"),
-    "marked without rows": (with_objective(held=lambda c: PerClient(c.params[0])), r"Bent\.held: got .*\[5, …\]"),
+    "gradient is a number": (with_objective(gradient_of=lambda p: 0.0), r"Wrong\.gradient: got a float"),
+    "step in float64": (with_objective(step_of=Tensor.double), r"Wrong\.after_step: got torch.float64"),
+    "loss summed over clients": (with_objective(loss_of=Tensor.sum), r"Wrong\.loss: got .*\[\].*expected .*\[5\]"),
+    "unmarked inside a dict": (with_objective(held=lambda c: {"a": [1, c.params]}), r"Wrong\.held\['a'\]\[1\]: got"),
+    "marked without rows": (with_objective(held=lambda c: PerClient(c.params[0])), r"Wrong\.held: got .*\[5, …\]"),
     "unmarked in a second training": (UnmarkedSecond, r"Proximal\.anchor: got .*PerClient"),
     "another model at the server": (
         averaging("server_reply", lambda s, v: ({"model": s["model"] + 1}, v)),
         r"Mean\.client_receive: .*not the server's",
     ),
-    **{
-        f"kinds {kinds}": (with_exchange(numbered(*kinds)), rf"Numbered\.{message}")
-        for kinds, message in {
-            (0, 0): "down: got kind 0, expected 1: kinds are 2",
-            (1, 0): "up: got kind 1, expected 0",
-            (5, 5): "up: got kind 5, expected 0",
-            (0, 3): "down: got kind 3, expected 1",
-            (300, 1): "up: got kind 300, expected 0",
-        }.items()
-    },
-    "nothing heard": (NothingHeard, r"objective: raised KeyError: 'nothing'"),
+    "kinds 0 and 0": (with_kinds(0, 0), r"Numbered\.down: got kind 0, expected 1: kinds are 2"),
+    "kinds 300 and 1": (with_kinds(300, 1), r"Numbered\.up: got kind 300, expected 0"),
+    "value that no answer has": (MissingAnswer, r"objective: raised KeyError: 'nothing'"),
     "tracks copied": (Copied, r'Changes\.client_receive: uses state\["model"\].*leave `tracks` true'),
-    "sends before hearing": (SendsBeforeHearing, r'Stepped\.client_send: uses state\["model"\]'),
-    **{name: (averaging(call, change), f"{call}: .*{message}") for name, (call, change, message) in WRONG.items()},
+    "sends before the answer": (SendsBeforeTheAnswer, r'Stepped\.client_send: uses state\["model"\]'),
+    **{name: (averaging(call, change), f"{call}: .*{text}") for name, (call, change, text) in WRONG_RESULT.items()},
 }
 
 
@@ -261,7 +242,7 @@ def federation(method: type[Method], **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_breaks_the_contract_is_refused_by_name(name: str) -> None:
+def test_a_method_that_breaks_the_contract_is_refused_by_name(name: str) -> None:
     method, message = REFUSED[name]
     with pytest.raises(MethodError, match=f"^method {method.name}: .*{message}"):
         factories.played(federation(method, participation=0.6 if name == "rest without rows" else 1.0), 2)
@@ -272,15 +253,15 @@ def test_what_breaks_the_contract_is_refused_by_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("clients", [1, 2, 10])
-def test_a_shared_tensor_with_as_many_rows_as_there_are_clients_is_no_mistake(clients: int) -> None:
-    """FedProto's prototypes with ten classes and ten clients, pFedLMS's thresholds with two layers and two clients."""
+def test_a_shared_tensor_may_have_as_many_rows_as_there_are_clients(clients: int) -> None:
+    """FedProto has ten classes and ten clients, pFedLMS two layers and two clients."""
     for method in ("fedproto", "pfedlms", "pfed1bs"):
         played = factories.federation(method, factories.digits(clients))
         assert played.play_round().participants == tuple(range(clients))
 
 
-def test_a_model_that_the_objective_holds_is_not_written_over() -> None:
-    """Steps write into the models they are given; one that after_step takes from a field is copied before."""
+def test_a_model_in_a_field_of_the_objective_is_not_overwritten() -> None:
+    """Steps write into their models; a model that `after_step` returns from a field is copied before."""
 
     class Projected(Local):
         name = "projected"
@@ -302,10 +283,10 @@ def test_a_model_that_the_objective_holds_is_not_written_over() -> None:
     assert torch.equal(played.state()["params"], before)
 
 
-# --- what only a battery finds ----------------------------------------------------------------------------------------
+# --- methods that only `check_method` refuses -------------------------------------------------------------------------
 
 
-class MeanOfThoseAtHand(Local):
+class MeanOfCohort(Local):
     name = "meanfield"
 
     def objective(self, cohort: Cohort, round: int) -> Objective:
@@ -320,7 +301,7 @@ class Random(Local):
 
 
 class Remembers(Local):
-    """Keeps state on `self`, which no checkpoint has."""
+    """Keeps state in an attribute, which no checkpoint has."""
 
     name = "remembers"
 
@@ -354,7 +335,7 @@ class NoHelp(Local):
 
 
 class Box(Averaged):
-    """Declares a bit for each parameter and passes the rest by way of `self`."""
+    """Declares a bit for each parameter and passes whole models through an attribute."""
 
     def __init__(self, task: Task, settings: Any) -> None:
         super().__init__(task, settings)
@@ -376,43 +357,43 @@ class Box(Averaged):
         return super().server_reply(server, total[1], round)
 
 
-class Whisper(Averaged):
-    """Clients pass something to each other."""
+class Leak(Averaged):
+    """Clients pass a model to each other through an attribute."""
 
-    whispered: Tensor | None = None
+    leaked: Tensor | None = None
 
     def client_send(self, cohort: Cohort, round: int, work: Any) -> Any:
         if 0 in cohort.ids:
-            self.whispered = cohort.params[:1]
+            self.leaked = cohort.params[:1]
         return cohort, {"model": cohort.params}
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Any:
         after = go_on_from(cohort, values["model"])
-        return after if self.whispered is None else after.with_state(shared=self.whispered.expand_as(after.params))
+        return after if self.leaked is None else after.with_state(shared=self.leaked.expand_as(after.params))
 
 
-def spoiling(*clients: int) -> type[Method]:
+def sending_nan(*clients: int) -> type[Method]:
     """These clients send NaN."""
 
-    def spoilt(cohort: Cohort, values: Tensors) -> Any:
+    def with_nan(cohort: Cohort, values: Tensors) -> Any:
         wrong = torch.tensor([client in clients for client in cohort.ids])
         return cohort, {"model": values["model"].masked_fill(wrong.unsqueeze(1), torch.nan)}
 
-    return averaging("client_send", spoilt)
+    return averaging("client_send", with_nan)
 
 
 NOT_FINITE = r"round 1: client 0 is left out of this exchange: DecodeError: field 'model': .*must be valid: finite"
 FAILING = {
-    "passes values to the server by way of itself": (
+    "passes values to the server through itself": (
         with_exchange(Box),
         "separate ends",
         "for all, .* differ in server",
     ),
-    "passes values to clients by way of itself": (with_exchange(Whisper), "separate ends", "differ in state.shared"),
-    "a client sends what is refused": (spoiling(0), "rounds", NOT_FINITE),
-    "all clients send what is refused": (spoiling(*range(10)), "rounds", NOT_FINITE),
-    "depends on who is stacked with whom": (
-        MeanOfThoseAtHand,
+    "passes values to clients through itself": (with_exchange(Leak), "separate ends", "differ in state.shared"),
+    "a client sends NaN": (sending_nan(0), "rounds", NOT_FINITE),
+    "all clients send NaN": (sending_nan(*range(10)), "rounds", NOT_FINITE),
+    "depends on the cohort": (
+        MeanOfCohort,
         "cohort sizes",
         "cohorts of 1 and of 3 clients differ in",
     ),
@@ -422,19 +403,23 @@ FAILING = {
         "global_model: got a model that depends on which",
     ),
     "draws from torch's generator": (Random, "determinism", "two runs with the same seed differ in"),
-    "keeps state on itself": (Remembers, "resume", "resumption from a checkpoint differ in params"),
-    "who was absent misses changes": (
+    "keeps state in an attribute": (Remembers, "resume", "resumption from a checkpoint differ in params"),
+    "absent clients miss changes": (
         averaging("client_receive", lambda c: c.with_state(shared=c.state["shared"] + c.params)),
         "participation",
         r'state\["shared"\] is the same with all clients',
     ),
     "limits too wide": (TooWide, "limits", "levels = 0 is within the limits that Settings declares, but raises"),
-    "a setting without a meaning": (NoHelp, "declaration", "Settings.strength is declared without limits and meaning"),
+    "a setting without help": (
+        NoHelp,
+        "declaration",
+        "Settings.strength is declared without limits and meaning",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", FAILING)
-def test_check_method_says_what_is_wrong(name: str) -> None:
+def test_check_method_reports_what_is_wrong(name: str) -> None:
     method, check, message = FAILING[name]
     report = check_method(method)
     assert not report.ok
@@ -446,9 +431,8 @@ def test_check_method_says_what_is_wrong(name: str) -> None:
 
 
 @pytest.mark.parametrize("tracks", [True, False])
-def test_a_right_method_passes_and_a_hint_says_where_answers_are_the_model(tracks: bool) -> None:
-    """Methods of the registry are checked in test_battery.py."""
-
+def test_a_right_method_passes_with_a_hint_if_its_answers_are_the_model(tracks: bool) -> None:
+    """test_battery.py checks the methods of the registry."""
     whole = averaging()
     whole.tracks = tracks
     report = check_method(whole)
@@ -457,6 +441,6 @@ def test_a_right_method_passes_and_a_hint_says_where_answers_are_the_model(track
     assert ("every answer is the model w itself, so set `tracks = False`" in texts["participation"]) is tracks
 
 
-def test_settings_are_checked() -> None:
+def test_check_method_refuses_wrong_settings() -> None:
     with pytest.raises(ConfigError, match=r"method\.strength: got -1"):
         check_method(Ditto, strength=-1)

@@ -1,4 +1,4 @@
-"""States of absent clients: in memory, in a file, and in a file that checkpoints refer to."""
+"""States of absent clients: in memory, in a file, and in a file that checkpoints name."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ def network() -> nn.Module:
 
 
 def federate(method: str, folder: Path | None = None) -> Federation:
-    made = federation(method, digits(20), seeded(network), participation=0.3, momentum=0.5, local_steps=2)
+    run = federation(method, digits(20), seeded(network), participation=0.3, momentum=0.5, local_steps=2)
     if folder is not None:
-        made.use_folder(folder)
-    return made
+        run.use_folder(folder)
+    return run
 
 
-def everybody(made: Federation) -> dict[int, Any]:
-    return dict(made.models())
+def models_of(run: Federation) -> dict[int, Any]:
+    return dict(run.models())
 
 
 @pytest.mark.parametrize("method", ["pfedlms", "sketchvote"])
 def test_a_file_holds_the_bits_that_memory_holds(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a folder, in a file without a name, and after a process that ended long after its last checkpoint."""
+    """A file in a folder, a file without a name, and one that was written again after the last checkpoint."""
     expected = played(federate(method), ROUNDS)
     monkeypatch.setattr(participation, "MAX_MEMORY_BYTES", 0)
-    nameless = played(federate(method), ROUNDS)
-    assert same(everybody(nameless), everybody(expected))
+    unnamed = played(federate(method), ROUNDS)
+    assert same(models_of(unnamed), models_of(expected))
 
     first = played(federate(method, tmp_path), 2)
     first.state()
     saved = copy.deepcopy(played(first, 1).state())
-    played(first, 2).state()  # of a checkpoint whose writing fails
-    played(first, 3)  # clients come and go, and their rows are written again
+    played(first, 2).state()  # a checkpoint that is not written
+    played(first, 3)  # other clients take part, and rows are written again
     second = federate(method, tmp_path)
     second.load(saved)
-    assert same(everybody(played(second, ROUNDS - 3)), everybody(expected))
+    assert same(models_of(played(second, ROUNDS - 3)), models_of(expected))
 
 
-def test_records_of_clients_on_the_disk_have_one_order() -> None:
-    """Run folders of the last version have it; they hold no names."""
+def test_stored_states_have_a_fixed_order() -> None:
+    """Files of earlier runs have it; they contain no names."""
     assert list(played(federate("sketchvote"), 1).state()["away"]["state"]) == ["model", "checked", "residual"]
 
 
@@ -66,7 +66,7 @@ def test_a_method_may_return_its_state_in_another_order(tmp_path: Path) -> None:
     assert file.read(np.array([2])).state == {"a": torch.tensor([[12.0]]), "b": torch.tensor([[22.0]])}
 
 
-def test_a_checkpoint_does_not_grow_with_the_clients_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_does_not_grow_with_the_participants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(participation, "MAX_MEMORY_BYTES", 0)
     run, sizes = played(federate("pfedlms", tmp_path), 1), []
     for _ in range(2):
@@ -77,7 +77,7 @@ def test_a_checkpoint_does_not_grow_with_the_clients_drawn(tmp_path: Path, monke
 
 
 def test_checkpoints_of_earlier_versions_are_refused() -> None:
-    """They had each absent client separately, answers alone, and a dict of the answers that clients know."""
+    """They stored each absent client separately, answers only, or a dict of the answers that clients know."""
     state = played(federate("sketchvote"), 3).state()
     older: dict[str, Any] = {"away": {0: state["away"]}, "answers": {}, "heard": {0: 1}}
     for name, value in older.items():

@@ -1,5 +1,5 @@
-"""Whole runs with AdamW, schedules, clipping and a loss of one's own beside a rewrite in float64: one client after
-another, Φ as a dense matrix, every rule as the settings' texts have it. Of the package it takes the splits alone."""
+"""Whole runs with AdamW, schedules, clipping and a custom loss against a rewrite in float64: one client after another,
+with a dense Φ and every rule as the settings' texts describe it. It takes only the splits from the package."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def made_up() -> tuple[np.ndarray, np.ndarray]:
+def random_data() -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(1)
     x = random.normal(size=(160, 6)).astype(np.float32)
     return x, np.stack([x[:, 0] * x[:, 1], x.sum(axis=1)], axis=1) + 0.1 * random.normal(size=(160, 2))
@@ -46,7 +46,7 @@ def squares(outputs: Tensor, targets: Tensor) -> Tensor:
     return ((outputs - targets) ** 2).sum(dim=1)
 
 
-def close(outputs: Tensor, targets: Tensor) -> Tensor:
+def closeness(outputs: Tensor, targets: Tensor) -> Tensor:
     return torch.exp(-(outputs - targets).abs()).mean(dim=1)
 
 
@@ -78,7 +78,7 @@ class Rewrite:
         self.mean, self.square, self.taken = zeros.copy(), zeros.copy(), 0
 
     def walk(self, client: int) -> np.ndarray:
-        """The samples of all steps: one shuffle after another, each the order of a stream's words."""
+        """The samples of all steps: one shuffle after another, each ordered by the words of a stream."""
         own, order = self.data.train[client], []
         for epoch in range((ROUNDS + 1) * STEPS * BATCH // len(own) + 1):
             key = stream(SEED, "batches", client, epoch)
@@ -124,18 +124,18 @@ class Rewrite:
         self.start_from(self.weights @ self.models)
 
     def pfedlms(self, round: int) -> Any:
-        agreed = []
+        consensus = []
         for place, phi in self.layers(round):
             y = self.models[:, place] @ phi.T
             middle = self.weights @ y.mean(axis=1)
             deviation = sqrt(self.weights @ (y.var(axis=1) + (y.mean(axis=1) - middle) ** 2))
             tau = [middle + deviation * NormalDist().inv_cdf(t / (T + 1)) for t in range(1, T + 1)]
             votes = [np.where(self.weights @ np.where(y >= each, 1, -1) >= 0, 1, -1) for each in tau]
-            agreed.append((place, phi, tau, votes, SMOOTHING * deviation))
+            consensus.append((place, phi, tau, votes, SMOOTHING * deviation))
 
         def pull(model: np.ndarray) -> np.ndarray:
             parts = []
-            for place, phi, tau, votes, rho in agreed:
+            for place, phi, tau, votes, rho in consensus:
                 y = phi @ model[place]
                 slope = sum(np.clip((y - t) / rho, -1, 1) - vote for t, vote in zip(tau, votes, strict=True))
                 parts.append(STRENGTH / T * slope @ phi)
@@ -157,18 +157,18 @@ class Rewrite:
 
     def score(self, held: tuple[np.ndarray, ...]) -> float:
         with torch.no_grad():
-            return float(torch.cat([close(*self.outputs(client, held[client])) for client in range(CLIENTS)]).mean())
+            return float(torch.cat([closeness(*self.outputs(k, held[k])) for k in range(CLIENTS)]).mean())
 
 
 @pytest.mark.parametrize("reference", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("method", ["local", "fedavg", "pfedlms", "sketchvote"])
-def test_a_run_is_the_rewrite_in_float64(method: str, way: str, reference: bool) -> None:
-    """20 steps in float32 are within 2e-7 of it; a rate, limit or moment that was wrong by a per cent shows as 1e-4."""
+def test_a_run_is_its_rewrite_in_float64(method: str, way: str, reference: bool) -> None:
+    """20 steps in float32 differ by 2e-7; with a rate, limit or moment that is wrong by a per cent, by 1e-4."""
     result = pfedlms.run(
-        made_up(), network(), method=method, loss=squares, metric=close, clients=CLIENTS, seed=SEED, rounds=ROUNDS,
-        local_steps=STEPS, batch_size=BATCH, weight_decay=DECAY, validation=0.2, reference=reference, threads=1,
-        progress=False, **WAYS[way], **OWN.get(method, {}),
+        random_data(), network(), method=method, loss=squares, metric=closeness, clients=CLIENTS, seed=SEED,
+        rounds=ROUNDS, local_steps=STEPS, batch_size=BATCH, weight_decay=DECAY, validation=0.2, reference=reference,
+        threads=1, progress=False, **WAYS[way], **OWN.get(method, {}),
     )  # fmt: skip
     data = result.federation.data
     rewrite = Rewrite(method, WAYS[way], data)

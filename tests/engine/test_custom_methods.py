@@ -1,4 +1,4 @@
-"""What methods of one's own can do: train a second time, and have tensors of each client in a loss on features."""
+"""Custom methods may train a second time, and have tensors of each client in a loss on features."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from pfedlms.methods.local import Local
 from plain_loops import CLIENTS, Loop, network, played
 
 
-def test_a_second_training_starts_with_the_momentum_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two trainings in a row that keep model and momentum are one of both plans; a model taken up anew forgets it."""
+def test_a_second_training_starts_with_the_momentum_of_its_cohort(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps the momentum of the first training, unless the model is replaced."""
 
     class Twice(Local):
         name = "twice"
@@ -49,7 +49,7 @@ def test_a_second_training_starts_with_the_momentum_it_is_given(monkeypatch: pyt
 
 @dataclass(frozen=True)
 class OwnCentre(Objective):
-    """Features are drawn to a point of each client's own."""
+    """Pulls the features of each client towards its own point."""
 
     needs_features = True
     centre: PerClient
@@ -71,10 +71,8 @@ def convolutional() -> nn.Module:
 
 
 @pytest.mark.parametrize("module", [network, convolutional])
-def test_a_loss_on_features_has_each_clients_own_tensors(
-    module: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
-    """Convolutions run one client after another inside a cohort."""
+def test_a_loss_on_features_uses_the_tensors_of_each_client(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with convolutions, which run one client after another inside a cohort."""
     monkeypatch.setitem(METHODS, Centred.name, Centred)
     alone, together = (played(Centred.name, 1, module=module(), cohort_size=size)["params"] for size in (1, 0))
     assert torch.equal(alone, together)
