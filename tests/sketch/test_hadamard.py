@@ -35,6 +35,14 @@ def test_the_transform_of_the_identity_is_the_hadamard_matrix(exponent: int, dty
     assert torch.equal(fwht_reference(torch.eye(size, dtype=dtype)), expected)
 
 
+@pytest.mark.parametrize("exponent", [2, 6, 9, 14])
+def test_the_transform_twice_is_n_times_the_identity(exponent: int) -> None:
+    """On small whole numbers, whose sums are exact."""
+    size = 2**exponent
+    values = (9 * normal(3, size)).round().double()
+    assert torch.equal(fwht_(fwht_(values.clone())), size * values)
+
+
 @pytest.mark.parametrize("offset", [0, 1, 3])
 @pytest.mark.parametrize("exponent", EXPONENTS)
 def test_the_kernel_has_the_bits_of_the_reference(exponent: int, offset: int) -> None:

@@ -25,6 +25,13 @@ def test_transform_has_the_bits_of_the_reference(bits: int) -> None:
     assert torch.equal(kernels.fwht(x), fwht_reference(x))
 
 
+@pytest.mark.parametrize("bits", [3, 12, 13])
+def test_transform_twice_is_n_times_the_identity(bits: int) -> None:
+    """H H = N I, on integers, where floats are exact."""
+    x = torch.randint(-8, 9, (3, 1 << bits), generator=torch.Generator().manual_seed(1)).float().to(DEVICE)
+    assert torch.equal(kernels.fwht(kernels.fwht(x)), x * (1 << bits))
+
+
 def test_column_passes_cover_all_stages_in_order() -> None:
     for bits in range(13, 25):
         stride = kernels.BLOCK
