@@ -1,4 +1,4 @@
-"""Benchmarks run with what there is today, or at least import it."""
+"""Benchmarks can be imported, and two of them run in a small size."""
 
 from __future__ import annotations
 
@@ -9,18 +9,27 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
-APART = {"peers", "soak", "soak_checks", "soak_samples", "doors", "doors_end_to_end", "gate_cost", "mutations"}
-"""Those that need another environment."""
+OTHER_ENVIRONMENT = {
+    "peers",
+    "soak",
+    "soak_checks",
+    "soak_samples",
+    "doors",
+    "doors_end_to_end",
+    "gate_cost",
+    "mutations",
+}
+"""Benchmarks that need another environment."""
 
 
 def test_benchmarks_import() -> None:
     """In a process of its own: some register methods."""
-    names = sorted({file.stem for file in FOLDER.glob("*.py")} - APART)
+    names = sorted({file.stem for file in FOLDER.glob("*.py")} - OTHER_ENVIRONMENT)
     assert len(names) > 20
-    ended = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", f"import {', '.join(names)}"], cwd=FOLDER, capture_output=True, text=True, check=False
     )
-    assert ended.returncode == 0, ended.stderr
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -32,7 +41,7 @@ def test_benchmarks_import() -> None:
     ],
 )
 def test_a_small_benchmark_runs(command: str) -> None:
-    ended = subprocess.run(
+    done = subprocess.run(
         [sys.executable, *command.split()], cwd=FOLDER, capture_output=True, text=True, check=False
     )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
+    assert done.returncode == 0, done.stderr

@@ -59,7 +59,6 @@ def test_batches_of_many_clients_are_those_of_each_client(
 
 
 def test_cached_shuffles_of_host_batches_are_not_mixed_up(data: FederatedData) -> None:
-    """For rounds and clients in any order."""
     cached = HostBatches(5, data)
     for clients, first in [((2, 3), 0), ((3,), 10), ((2, 3), 10), ((0, 1, 2), 0), ((2, 3), 0)]:
         assert torch.equal(cached.indices(clients, first, 10, 8), HostBatches(5, data).indices(clients, first, 10, 8))
@@ -93,7 +92,6 @@ def test_crops_and_flips_are_uniform_and_independent() -> None:
 
 @pytest.mark.parametrize(("crop", "flip"), [(True, False), (False, True)])
 def test_crops_and_flips_are_drawn_separately(crop: bool, flip: bool) -> None:
-    """Each has the same draws alone as together with the other."""
     both, alone = draws_of((0, 3), 1, 4, 16), draws_of((0, 3), 1, 4, 16, crop=crop, flip=flip)
     assert torch.equal(alone[:, :2], both[:, :2] * crop)
     assert torch.equal(alone[:, 2], both[:, 2] * flip)

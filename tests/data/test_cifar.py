@@ -134,7 +134,6 @@ def test_pickled_batches_of_any_protocol_are_read(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_archives_are_read_without_unpacking(tmp_path: Path, name: str) -> None:
-    """No file is written beside them; an incomplete folder is ignored."""
     batches = files(name)
     write_files(tmp_path / name, {ARCHIVES[name]: archive(FOLDERS[name], batches)})
     write_files(tmp_path / FOLDERS[name], {NAMES[name][0]: batches[NAMES[name][0]]})
@@ -205,7 +204,6 @@ def test_missing_and_cut_batches_are_named(tmp_path: Path) -> None:
 
 
 def test_changed_bytes_raise_a_data_error_or_change_pixels() -> None:
-    """No other error is raised for a change of any byte before the pixels."""
     content, outcomes = files("cifar100")["test"], set()
     for place in range(content.index(pixels(1).tobytes())):
         changed = content[:place] + bytes([content[place] ^ 0x15]) + content[place + 1 :]

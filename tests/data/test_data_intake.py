@@ -139,7 +139,6 @@ def test_one_data_set_equals_its_arrays(make: Callable[[], Any], samples: np.nda
 
 
 def test_a_data_frame_is_accepted_in_the_forms_that_its_message_advises(tmp_path: Path) -> None:
-    """As samples and labels, client by client, and as a file."""
     df = pandas.DataFrame({"a": X[:, 0], "b": X[:, 1], "label": TEXTS, "client": np.array(["n", "s"])[Y % 2]})
     features = ["a", "b"]
     assert read((df[features], df["label"])).x.tolist() == X[:, :2].tolist()
@@ -287,7 +286,7 @@ def test_class_names_of_a_data_set_are_used(make: Callable[[], Any]) -> None:
     missing = read(Table((*NAMES, "fox"), x=X[Y > 0], label=Y[Y > 0]))  # neither the first nor the last occurs
     assert (missing.classes, missing.names, set(missing.y.tolist())) == (4, (*NAMES, "fox"), {1, 2})
     changed = Items(X, Y, list(NAMES))
-    changed.target_transform = lambda label: label  # type: ignore[attr-defined]
+    changed.target_transform = lambda label: label
     assert read(changed).names == ()
 
 
@@ -394,7 +393,6 @@ QUICK: dict[str, Any] = {"rounds": 2, "clients": 3, "local_steps": 2, "batch_siz
 
 
 def test_whole_numbers_become_floats_for_a_model_without_embedding() -> None:
-    """A linear layer on counts gives the same results as on the same numbers as floats."""
     counts = np.random.default_rng(2).integers(0, 5, (60, 4))
     whole, floats = (pfedlms.run((x, Y), lambda: nn.Linear(4, 3), **QUICK) for x in (counts, counts.astype(np.float32)))
     assert whole.federation.data.x.dtype == torch.float32

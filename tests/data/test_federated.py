@@ -118,7 +118,6 @@ def test_arrays_in_a_folder_are_memory_mapped(tmp_path: Path) -> None:
     assert not pool.x.flags.writeable  # a copy could be written
     assert np.array_equal(pool.x, x)
     assert pool.y.tolist() == y.tolist()
-    assert pool.owner is not None
     assert (pool.owner.tolist(), pool.client_names) == ([0] * 4 + [1] * 4, ("0", "7"))
     assert partitioned(pool, Partitioning(2, 1.0, 0, 2)).client_names == ("0", "7")
     (tmp_path / "y.npy").write_bytes(b"nothing")

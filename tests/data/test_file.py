@@ -45,13 +45,11 @@ def read(path: Path, **settings: str) -> Pool:
 
 @csv_and_parquet
 def test_columns_are_read_as_features_labels_and_clients(write: Write, tmp_path: Path) -> None:
-    """Features keep the order of their columns and their values; classes and clients are sorted by name."""
     pool = read(write(tmp_path / "t", TABLE))
     assert pool.x.tolist() == [[1.5, 10], [2, 20], [-3.25, 30]]
     assert pool.x.dtype == np.float32
     assert pool.y.tolist() == [0, 1, 0]
     assert pool.names == ("cat", "dog")
-    assert pool.owner is not None
     assert (pool.owner.tolist(), pool.client_names) == ([1, 0, 1], ("bob", "eva"))
     unowned = read(write(tmp_path / "u", {name: column for name, column in TABLE.items() if name != "client"}))
     assert (unowned.x.shape, unowned.owner, unowned.client_names) == ((3, 2), None, ())
@@ -69,7 +67,6 @@ def test_label_and_client_columns_are_found_by_their_usual_names(
 
 @csv_and_parquet
 def test_label_and_client_columns_can_be_named(write: Write, tmp_path: Path) -> None:
-    """The columns that would have been used otherwise are features."""
     columns = {"y": [1, 2], "species": ["b", "a"], "site": [2, 1], "user": [7, 8]}
     with (
         pytest.warns(DataWarning, match=r"data\.owner_column is 'site', so the column 'user' is a feature"),
@@ -174,7 +171,6 @@ def test_arrays_are_read_as_samples_labels_and_clients(
     assert pool.x.dtype == kind
     assert pool.x.tolist() == x.tolist()
     assert (pool.y.tolist(), pool.names) == ([1, 0, 1, 0], ("1", "2"))
-    assert pool.owner is not None
     assert (pool.owner.tolist(), pool.client_names) == ([1, 0, 1, 1], ("p", "q"))
 
 
@@ -200,7 +196,7 @@ def test_bytes_are_normalised_as_images(shape: tuple[int, ...], expected: tuple[
 
 LEAF = {"users": ["b", "a"], "num_samples": [2, 1],
         "user_data": {"b": {"x": [[1, 2], [3, 4]], "y": [7, 5]}, "a": {"x": [[5, 6]], "y": [7]}}}  # fmt: skip
-LINES = [{"client": user, "x": x, "y": y} for user, own in LEAF["user_data"].items()  # type: ignore[attr-defined]
+LINES = [{"client": user, "x": x, "y": y} for user, own in LEAF["user_data"].items()
          for x, y in zip(own["x"], own["y"], strict=True)]  # fmt: skip
 
 
@@ -219,7 +215,6 @@ def test_json_and_nested_parquet_are_read_with_their_clients(name: str, tmp_path
     assert pool.x.tolist() == [[1, 2], [3, 4], [5, 6]]
     assert pool.x.dtype == np.int64
     assert (pool.y.tolist(), pool.names) == ([1, 0, 1], ("5", "7"))
-    assert pool.owner is not None
     assert (pool.owner.tolist(), pool.client_names) == ([1, 1, 0], ("a", "b"))
 
 
@@ -252,7 +247,7 @@ def test_missing_values_are_named(tmp_path: Path) -> None:
         ({"a": [1, 2], "y": [0, 1], "client": [None, "a"]}, r"column 'client': 1 client is missing"),
     ):
         with pytest.raises(DataError, match=message):
-            read(parquet_file(tmp_path / "t", columns))  # type: ignore[arg-type]
+            read(parquet_file(tmp_path / "t", columns))
 
 
 @pytest.mark.parametrize(
@@ -266,7 +261,7 @@ def test_missing_values_are_named(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_arrays_are_named(arrays: dict[str, np.ndarray], message: str, tmp_path: Path) -> None:
-    np.savez(tmp_path / "t.npz", **arrays)  # type: ignore[arg-type]
+    np.savez(tmp_path / "t.npz", **arrays)
     with pytest.raises(DataError, match=message):
         read(tmp_path / "t.npz")
 

@@ -170,7 +170,6 @@ WRONG_ROWS = {
 def test_a_wrong_row_is_named(
     tmp_path: Path, cache: Path, image: bytes | None, label: int | None, problem: str
 ) -> None:
-    """A wrong row between correct ones; the file is not cached."""
     message = error_with_test_file(tmp_path / "data", table([GOOD, GOOD, image, GOOD], [1, 2, label, 3]))
     assert message.startswith(", row 2 (from 0): ")
     assert "0x" not in message
@@ -194,7 +193,6 @@ def test_changed_bytes_raise_a_data_error_or_do_not_matter(tmp_path: Path) -> No
 
 
 def test_a_missing_extra_is_named(tmp_path: Path) -> None:
-    """In a fresh interpreter without pyarrow, and in one without pillow."""
     write(tmp_path)
     script = (
         "import sys; sys.modules[sys.argv[2]] = None; from pfedlms.data import load_dataset\n"

@@ -226,7 +226,6 @@ def test_the_combination_of_classes_is_random() -> None:
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.integers(1, 12), st.integers(1, 8), st.integers(0, 99))
 def test_every_possible_partition_by_classes_is_found(sizes: list[int], clients: int, classes: int, seed: int) -> None:
-    """If every class has a holder and every holder a sample, the partition is made; otherwise it is refused."""
     labels = np.repeat(np.arange(len(sizes)), sizes)
     possible = len(sizes) <= clients * classes <= sum(min(size, clients) for size in sizes) and classes <= len(sizes)
     if possible:

@@ -40,7 +40,6 @@ def test_windows_and_targets_by_hand() -> None:
     assert pool.x.tolist() == [[1, 2, 3, 1], [2, 0, 3, 1], [2, 2, 1, 3], [1, 3, 1, 2]]
     assert pool.y.tolist() == [[2, 3, 1, 2], [0, 3, 1, 2], [2, 1, 3, 1], [3, 1, 2, 2]]
     assert pool.x.dtype == pool.y.dtype == np.int64
-    assert pool.owner is not None
     assert (pool.owner.tolist(), pool.client_names) == ([0, 0, 1, 1], ("eva", "bob"))
 
 
@@ -164,7 +163,6 @@ def test_wrong_text_in_python_is_refused(make: Callable[[], Any], message: str) 
 
 
 def test_shakespeare_is_read_from_its_folder(tmp_path: Path) -> None:
-    """Other text than the published one is used with a warning."""
     (tmp_path / "shakespeare").mkdir()
     lines = "\n".join(map(json.dumps, LINES))
     (tmp_path / "shakespeare" / "speakers.jsonl.gz").write_bytes(gzip.compress(lines.encode()))

@@ -129,11 +129,10 @@ def test_ctrl_c_in_a_run_is_raised_after_the_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt) as caught:
         pfedlms.run(out=tmp_path / "cut", callbacks=[signaller], **RUN)
     assert signal.getsignal(signal.SIGINT) is before
-    result = caught.value.result  # type: ignore[attr-defined]
+    result = caught.value.result
     assert (result.summary["status"], result.summary["rounds"], len(result.metrics)) == ("interrupted", 2, 2)
     assert signaller.ends == [("interrupted", 2)]
     checkpoint = RunDirectory(tmp_path / "cut").load_checkpoint()
-    assert checkpoint is not None
     assert checkpoint["federation"]["rounds_played"] == 2  # though run.checkpoint_every is 10
     with pytest.raises(KeyboardInterrupt):  # a resumed run is interrupted in the same way
         pfedlms.resume(tmp_path / "cut", callbacks=[SendSignal(4)], progress=False)
@@ -146,7 +145,7 @@ def test_the_interrupt_carries_the_result_of_a_run_without_a_folder(at: int, sta
     """KeyboardInterrupt is raised in the last round, too, so that Ctrl-C also leaves a loop over runs."""
     with pytest.raises(KeyboardInterrupt, match=r"^interrupted$") as caught:
         pfedlms.run(callbacks=[SendSignal(at)], **RUN)
-    result = caught.value.result  # type: ignore[attr-defined]
+    result = caught.value.result
     assert (len(result.models), result.summary["status"]) == (4, status)
 
 

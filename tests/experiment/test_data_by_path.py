@@ -44,7 +44,6 @@ def image_folder(root: Path) -> Path:
 def test_a_run_resumes_from_another_path_only_with_the_same_data(
     changed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The path may change, in config.toml; the samples may not."""
     file = csv_file(tmp_path / "t.csv")
     out = tmp_path / "run"
     arguments = ["--method", "local", "--rounds", "2", "--set", "model.hidden=8", "--set", "data.owner_column=who"]
@@ -153,7 +152,6 @@ def test_download_names_files_that_exist_and_files_that_no_mirror_has(
 
 
 def test_a_download_shows_a_progress_bar_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """pooch calls the bar like this, here for two blocks."""
     for terminal in (True, False):
         screen = io.StringIO()
         console = Console(file=screen, width=200, force_terminal=terminal, color_system=None)

@@ -116,7 +116,6 @@ def test_a_run_killed_before_its_config_exists_starts_again(tmp_path: Path, caps
 
 
 def test_a_comparison_killed_at_several_moments_resumes(tmp_path: Path, uninterrupted: Callable[..., Path]) -> None:
-    """The plan is on disk before any of its runs."""
     compare = ["compare", "--methods=fedavg,local", "--seeds=1", f"--rounds={ROUNDS}", "--out", "OUT", *OPTIONS]
     moments = range(3, 80, 19)
     ends = run_and_kill("kill", moments, tmp_path, [*compare, "--quiet"])
@@ -302,7 +301,6 @@ def test_ctrl_c_stops_a_comparison_in_any_round(
     method: str, at: int, begun: int, tmp_path: Path, uninterrupted: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """In the middle of a run and in its last round; no other run is started."""
 
     def interrupt(self: PlainProgress, run: Any, record: Mapping[str, Any]) -> None:
         if (run.config.method, record["round"]) == (method, at):
@@ -324,7 +322,6 @@ def test_ctrl_c_stops_a_comparison_in_any_round(
 
 @pytest.mark.parametrize(("kind", "sent", "code"), [("run", signal.SIGINT, 130), ("compare", signal.SIGTERM, 143)])
 def test_a_signal_ends_the_process_after_the_round_is_saved(kind: str, sent: int, code: int, tmp_path: Path) -> None:
-    """SIGTERM is what schedulers send some time before they kill."""
     out = tmp_path / "r"
     method, run = ("--methods", out / "local-seed0") if kind == "compare" else ("--method", out)
     process = start_process([kind, method, "local", "--rounds", "100000", "--out", str(out), *OPTIONS])

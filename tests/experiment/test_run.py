@@ -44,7 +44,6 @@ def with_batch_norm() -> nn.Module:
     ("method", "factory"), [("pfedlms", with_batch_norm), ("fedavg", with_batch_norm), ("local", linear)]
 )
 def test_the_models_reach_the_accuracies_that_are_reported(method: str, factory: Any) -> None:
-    """Every client's state dict in a new module gives the reported accuracy on the samples of that client."""
     pairs = [(pool(30 + key, key), pool(9 + key, 50 + key)) for key in range(4)]
     result = pfedlms.run(pairs, factory, method=method, rounds=4, local_steps=5, batch_size=8, threads=1)
     assert (result.summary["dataset"], result.summary["model"], result.summary["clients"]) == ("custom", "custom", 4)
@@ -133,7 +132,6 @@ def test_more_evaluations_do_not_change_the_models() -> None:
 
 
 def test_a_run_restores_the_settings_of_the_process() -> None:
-    """Also where a run fails."""
     cudnn = torch.backends.cudnn
 
     def process_settings() -> tuple[object, ...]:

@@ -116,7 +116,6 @@ def test_an_incomplete_export_command_is_refused(tmp_path: Path, capsys: pytest.
 
 @pytest.mark.filterwarnings("always")
 def test_resume_and_export_find_moved_data_by_data_dir(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a run and of a comparison."""
     new = tmp_path / "new"
     new.mkdir()
     np.savez(tmp_path / "t.npz", x=X, y=Y)
@@ -167,7 +166,6 @@ def test_clients_are_shown_and_exported_by_number_and_name(tmp_path: Path, capsy
 
 
 def test_show_prints_the_metrics_of_a_killed_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also in a comparison, and before the first checkpoint."""
     options = {**SMALL, "callbacks": [CrashAt(2, "fedavg")]}
     with pytest.raises(Crash):
         pfedlms.compare(methods="local,fedavg,pfedlms", seeds=1, out=tmp_path / "c", **options)

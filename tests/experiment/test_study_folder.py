@@ -103,8 +103,8 @@ def test_another_model_or_loss_of_the_same_shapes_is_refused(tmp_path: Path) -> 
     folder = tmp_path / "s" / "fedavg-seed0"
     for data in (None, (X, Y)):
         with pytest.raises(RunDirectoryError, match="was trained with another model than given now"):
-            pfedlms.load(folder, data, tanh).model(0)  # type: ignore[union-attr]
-        assert "ReLU" in repr(pfedlms.load(folder, data, relu).model(0))  # type: ignore[union-attr]
+            pfedlms.load(folder, data, tanh).model(0)
+        assert "ReLU" in repr(pfedlms.load(folder, data, relu).model(0))
     edit_config(folder, "rounds = 3", "rounds = 4")
     with pytest.raises(RunDirectoryError, match="was trained with another loss than given now"):
         pfedlms.resume(folder, (X, Y), relu, loss=weighted(5.0))
@@ -164,4 +164,4 @@ def test_a_row_has_one_configuration(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="fedavg-seed1 is in the row 'fedavg', but with other settings"):
         pfedlms.compare((X, Y), linear, seeds=[2], learning_rate=0.3, **common)
     assert len(pfedlms.compare((X, Y), linear, seeds=[2], **common).runs) == 1
-    assert [run.summary["seed"] for run in pfedlms.load(tmp_path).runs] == [1, 2]  # type: ignore[union-attr]
+    assert [run.summary["seed"] for run in pfedlms.load(tmp_path).runs] == [1, 2]

@@ -207,7 +207,6 @@ def test_clients_out_of_sync_are_counted_also_after_a_resume(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_no_method_uses_validation_samples(method: str) -> None:
-    """With other validation samples, models and messages are the same, bit by bit."""
     data = from_pool(*load_dataset("digits"), Partitioning(5, 0.5, 0, validation=0.3))
     aside = torch.from_numpy(np.concatenate(data.validation))
     other_x, other_y = data.x.clone(), data.y.clone()
@@ -226,7 +225,6 @@ def test_no_method_uses_validation_samples(method: str) -> None:
 
 @pytest.mark.parametrize(("method", "participation"), [("pfedlms", 0.4), ("fedavg", 0.4), ("local", 1.0)])
 def test_v_acc_and_p_acc_are_those_of_the_models(method: str, participation: float) -> None:
-    """For the participants of the last round and for everyone, computed by PyTorch from every client's model."""
     result = pfedlms.run(method=method, rounds=4, participation=participation, **SMALL)
     data, models, last = result.federation.data, result.models, result.metrics[-1]
     participants = last.get("clients", range(5))

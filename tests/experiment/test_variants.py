@@ -253,7 +253,7 @@ def test_a_sweep_resumes_after_ctrl_c(tmp_path: Path) -> None:
     options = {"method": "local", "learning_rate": [0.01, 0.2, 400.0], "validation": 0.2, **SMALL}
     with pytest.raises(KeyboardInterrupt) as caught:
         pfedlms.sweep(out=tmp_path / "s", callbacks=[SendSignal(2, of="learning_rate=0.2 seed 0")], **options)
-    stopped = caught.value.result  # type: ignore[attr-defined]
+    stopped = caught.value.result
     assert stopped.interrupted
     assert [run["rounds"] for run in stopped.summaries] == [3, 2]
     with open(tmp_path / "s" / "results.csv") as file:
