@@ -17,9 +17,7 @@ from pfedlms.data.batches import Augmentation, DeviceBatches, HostBatches
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.integers(1, 20), st.integers(1, 9), st.integers(0, 30), st.integers(1, 10))
-def test_batches_are_one_permutation_after_another_from_any_start(
-    samples: int, batch: int, first: int, steps: int
-) -> None:
+def test_batches_are_one_permutation_after_another(samples: int, batch: int, first: int, steps: int) -> None:
     """A batch may span two epochs; the last epoch may be incomplete."""
     whole = batch_positions(3, 1, samples, 0, first + steps, batch)
     assert batch_positions(3, 1, samples, first, steps, batch).tolist() == whole[first:].tolist()
@@ -64,25 +62,23 @@ def test_cached_shuffles_of_host_batches_are_not_mixed_up(data: FederatedData) -
         assert torch.equal(cached.indices(clients, first, 10, 8), HostBatches(5, data).indices(clients, first, 10, 8))
 
 
-def draws_of(
-    clients: tuple[int, ...], first: int, steps: int, size: int, *, seed: int = 2, **kind: bool
-) -> torch.Tensor:
+def draws(clients: tuple[int, ...], first: int, steps: int, size: int, *, seed: int = 2, **kind: bool) -> torch.Tensor:
     return Augmentation(seed, **{"crop": True, "flip": True, **kind}).draws(clients, first, steps, size, torch.empty(0))
 
 
 def test_draws_do_not_depend_on_the_grouping_of_clients_and_steps() -> None:
-    whole = draws_of((0, 1, 5), 0, 6, 8)
+    whole = draws((0, 1, 5), 0, 6, 8)
     assert whole.shape == (6, 3, 3, 8)
     assert whole.dtype == torch.int64
     for (row, client), step in product(enumerate((0, 1, 5)), range(6)):
-        assert torch.equal(draws_of((client,), step, 1, 8)[0, :, 0], whole[step, :, row])
-    assert torch.equal(draws_of((5, 1), 2, 3, 8), whole[2:5, :, [2, 1]])
-    assert not torch.equal(draws_of((0, 1, 5), 0, 6, 8, seed=3), whole)
+        assert torch.equal(draws((client,), step, 1, 8)[0, :, 0], whole[step, :, row])
+    assert torch.equal(draws((5, 1), 2, 3, 8), whole[2:5, :, [2, 1]])
+    assert not torch.equal(draws((0, 1, 5), 0, 6, 8, seed=3), whole)
 
 
 def test_crops_and_flips_are_uniform_and_independent() -> None:
     """All 9 · 9 · 2 outcomes equally often: Pearson's statistic within five standard deviations of its mean."""
-    down, right, flip = draws_of(tuple(range(20)), 3, 50, 64).transpose(0, 1).flatten(1).numpy()
+    down, right, flip = draws(tuple(range(20)), 3, 50, 64).transpose(0, 1).flatten(1).numpy()
     assert (down.min(), down.max(), right.min(), right.max()) == (-4, 4, -4, 4)
     assert set(flip.tolist()) == {0, 1}
     counts = np.bincount(((down + 4) * 9 + right + 4) * 2 + flip, minlength=162)
@@ -92,7 +88,7 @@ def test_crops_and_flips_are_uniform_and_independent() -> None:
 
 @pytest.mark.parametrize(("crop", "flip"), [(True, False), (False, True)])
 def test_crops_and_flips_are_drawn_separately(crop: bool, flip: bool) -> None:
-    both, alone = draws_of((0, 3), 1, 4, 16), draws_of((0, 3), 1, 4, 16, crop=crop, flip=flip)
+    both, alone = draws((0, 3), 1, 4, 16), draws((0, 3), 1, 4, 16, crop=crop, flip=flip)
     assert torch.equal(alone[:, :2], both[:, :2] * crop)
     assert torch.equal(alone[:, 2], both[:, 2] * flip)
     assert alone.any()

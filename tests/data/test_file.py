@@ -58,9 +58,7 @@ def test_columns_are_read_as_features_labels_and_clients(write: Write, tmp_path:
 @csv_and_parquet
 @pytest.mark.parametrize("label", ["label", "class", "target", "y", "Label", "CLASS"])
 @pytest.mark.parametrize("client", ["client", "user", "client_id", "User"])
-def test_label_and_client_columns_are_found_by_their_usual_names(
-    write: Write, label: str, client: str, tmp_path: Path
-) -> None:
+def test_columns_are_found_by_their_usual_names(write: Write, label: str, client: str, tmp_path: Path) -> None:
     pool = read(write(tmp_path / "t", {"a": [1, 2], label: [0, 1], client: [5, 3]}))
     assert (pool.x.shape, pool.names, pool.client_names) == ((2, 1), ("0", "1"), ("3", "5"))
 
@@ -160,7 +158,7 @@ def test_client_names_are_used_as_they_are_spelled(write: Write, tmp_path: Path)
         ("images", "label", "client", np.int64),
     ],
 )
-def test_arrays_are_read_as_samples_labels_and_clients(
+def test_arrays_have_samples_labels_and_clients(
     samples: str, labels: str, client: str, kind: type, tmp_path: Path
 ) -> None:
     """Whole numbers stay what they are; labels may be a column, and other arrays are left alone."""

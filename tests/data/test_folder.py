@@ -120,9 +120,7 @@ def test_images_of_several_sizes_are_refused_or_resized(tmp_path: Path) -> None:
     assert x[2, 0].tolist() == [[low, low, high, high]] * 4
 
 
-def test_decoded_images_are_cached_until_files_change(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_are_cached_until_files_change(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = save(tmp_path / "pets", a__1=grey(1), a__2=grey(9), b__1=grey(2))
     first = folder(root)
     assert len(list(cache.iterdir())) == 1

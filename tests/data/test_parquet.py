@@ -167,7 +167,7 @@ WRONG_ROWS = {
 
 
 @pytest.mark.parametrize(("image", "label", "problem"), WRONG_ROWS.values(), ids=WRONG_ROWS)
-def test_a_wrong_row_is_named(
+def test_wrong_rows_are_named(
     tmp_path: Path, cache: Path, image: bytes | None, label: int | None, problem: str
 ) -> None:
     message = error_with_test_file(tmp_path / "data", table([GOOD, GOOD, image, GOOD], [1, 2, label, 3]))

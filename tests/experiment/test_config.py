@@ -62,9 +62,7 @@ def test_defaults_then_preset_then_file_then_overrides(tmp_path: Path) -> None:
     assert load_config(None, {"data": {"dataset": "custom"}}).model.hidden == 256  # none: the defaults
 
 
-def test_a_data_set_without_own_settings_of_a_method_takes_those_of_its_relative(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_data_set_may_take_the_settings_of_its_relative(monkeypatch: pytest.MonkeyPatch) -> None:
     """For sketchvote, gain 3 and allocation 0.7 were chosen on CIFAR-10. A relative gives nothing else, and it gives
     nothing to a data set that has a file of its own."""
     for dataset, model, augment in (("svhn", "vgg8", "crop"), ("cifar100", "vgg11", "crop+flip")):
@@ -127,24 +125,19 @@ def test_a_removed_setting_is_unknown_but_a_stored_run_that_did_not_use_it_loads
 
 def test_all_errors_are_reported_at_once_with_the_nearest_names() -> None:
     found = problems(
-        data={"alpha": 0, "clinets": 5, "dataset": "digts"},
+        data={"clinets": 5, "dataset": "digts"},
         model={"name": "vgg9"},
         train={"rounds": 2.5},
-        method={"thresholds": 0, "stength": 1.0},
+        method={"stength": 1.0},
         trian={"rounds": 3},
-        run={"seed": -1, "evaluate_every": True},
     )
     expected = [
-        ("data.alpha: got 0, expected a number above 0", ""),
         ("data.clinets: unknown key; did you mean clients?", ""),
         ("data.dataset: got 'digts', expected one of: digits, ", "; did you mean digits?"),
         ("model.name: got 'vgg9', expected one of: dnn, vgg8, ", "; did you mean vgg8 or vgg11 or vgg16?"),
         ("train.rounds: got 2.5, expected a whole number of at least 1", ""),
-        ("method.thresholds: got 0, expected a whole number of at least 1 and at most 255", ""),
         ("method.stength: unknown key; did you mean strength?", ""),
         ("[trian]: unknown section; did you mean train", ""),
-        ("run.seed: got -1, expected a whole number of at least 0 and at most 9223372036854775807", ""),
-        ("run.evaluate_every: got True, expected a whole number of at least 1", ""),
     ]
     assert len(found) == len(expected)
     for start, end in expected:

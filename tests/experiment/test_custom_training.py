@@ -71,7 +71,7 @@ def test_a_module_with_random_draws_depends_on_the_seed_of_the_run_only(method: 
 
 
 @pytest.mark.parametrize(("schedule", "allowed"), [("cosine", False), ("step", True), ("constant", True)])
-def test_a_run_can_be_extended_unless_its_learning_rates_depend_on_its_length(
+def test_a_run_can_be_extended_unless_its_rates_depend_on_its_length(
     schedule: str, allowed: bool, tmp_path: Path
 ) -> None:
     settings = {**QUICK, "schedule": schedule, "method": "fedavg", **({"decay_every": 2} if schedule == "step" else {})}

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tomllib
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -344,50 +343,6 @@ def test_installed_packages_can_offer_methods_and_models(monkeypatch: pytest.Mon
     finally:
         METHODS.pop("installed", None)
         MODELS.pop("flat", None)
-
-
-TYPED = """
-import pfedlms
-
-problem = pfedlms.Problem("digits", "dnn")
-run: pfedlms.Run = pfedlms.run(problem, method="fedavg", rounds=2, learning_rate=0.1)
-accuracy: float = run.accuracy
-study = pfedlms.study(problem, grid={"method": ["fedavg"], "learning_rate": [0.1, 0.2]}, seeds=[1, 2])
-text: str = study.table()
-sketch = pfedlms.sketch.Sketch
-run.export("model.onnx", client=3)
-pfedlms.nonsense()
-"""
-
-
-@pytest.mark.parametrize("checker", ["mypy", "pyright"])
-def test_type_checkers_accept_the_api_and_find_unknown_names(checker: str, tmp_path: Path) -> None:
-    if find_spec(checker) is None:
-        pytest.skip(f"{checker} is not installed")
-    (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(ROOT / "src")]}))
-    (tmp_path / "typed.py").write_text(TYPED)
-    options = {
-        "mypy": ["--config-file", str(ROOT / "pyproject.toml"), "--follow-imports=silent", "--cache-dir",
-                 str(ROOT / ".mypy_cache"), "typed.py"],
-        "pyright": ["--pythonpath", sys.executable, "--project", str(tmp_path)],
-    }[checker]  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-m", checker, *options], cwd=tmp_path, capture_output=True, text=True, timeout=500,
-        env={"MYPYPATH": str(ROOT / "src"), "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(Path.home())},
-    )  # fmt: skip
-    if checker == "pyright" and "error" not in done.stdout:
-        pytest.skip("pyright needs node, which is not here")
-    found = [line for line in done.stdout.splitlines() if "error" in line and ".py" in line]
-    assert len(found) == 1, done.stdout
-    assert "nonsense" in found[0]
-
-
-def test_a_finished_run_without_its_checkpoint_starts_again_with_a_warning(tmp_path: Path) -> None:
-    whole = pfedlms.run((X, Y), linear, method="fedavg", out=tmp_path / "r", **SMALL)
-    (tmp_path / "r" / "checkpoint.pt").unlink()
-    with pytest.warns(UserWarning, match=r"checkpoint\.pt is gone, so this run starts over"):
-        again = pfedlms.resume(tmp_path / "r", (X, Y), linear, progress=False)
-    assert without_timings(again.metrics) == without_timings(whole.metrics)
 
 
 def test_fewer_metrics_than_the_summary_counts_are_refused(tmp_path: Path) -> None:

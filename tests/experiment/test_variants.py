@@ -114,9 +114,7 @@ def test_models_that_would_fill_the_memory_are_not_stored(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("file", ["fedavg-seed1/checkpoint.pt", "results.csv"])
-def test_the_message_of_a_full_disk_names_the_comparison(
-    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_message_names_the_comparison(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For PyTorch's writer, which raises another error, and for the last file."""
     out = tmp_path / "c"
     write = files._RawFile.write
@@ -242,7 +240,7 @@ def test_the_sweep_command_prints_stores_and_resumes(tmp_path: Path, capsys: pyt
         (["--method", "local,fedavg", "--learning-rate", ".1,.2"], "a sweep is of one method"),
     ],
 )
-def test_a_wrong_sweep_command_is_refused(
+def test_wrong_sweep_commands_are_refused(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["sweep", *arguments]) == 2

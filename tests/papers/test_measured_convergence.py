@@ -294,9 +294,7 @@ SHIPPED = shared_settings(pfedlms.load_config(None, {"data": {"dataset": "digits
     ("key", "value"),
     [("train.learning_rate", 0.3), ("data.alpha", 0.1), ("method.smoothing", 0.2), ("model.hidden", 100)],
 )
-def test_measurements_with_other_settings_are_refused(
-    key: str, value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_settings_are_refused(key: str, value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured, "follow", lambda *given: pytest.fail("measured"))
     before = {"schema": 2, "dataset": "digits", "settings": {**SHIPPED, key: value}, "runs": [], "practice": []}
     file = tmp_path / "convergence-digits.json"
@@ -307,7 +305,7 @@ def test_measurements_with_other_settings_are_refused(
 
 
 @pytest.mark.usefixtures("short")
-def test_finished_measurements_are_used_again(
+def test_measurements_are_used_again(
     tmp_path: Path, document: measured.Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "convergence-digits.json"

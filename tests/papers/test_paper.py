@@ -154,7 +154,7 @@ def test_a_folder_with_other_settings_is_refused(tmp_path: Path) -> None:
         local(tmp_path)
 
 
-def row_of(
+def stored_row(
     method: str, seed: int = 0, status: str = "finished", dataset: str = "digits", **more: Any
 ) -> dict[str, Any]:
     """A row that was measured elsewhere, with the settings of a cell."""
@@ -165,7 +165,7 @@ def row_of(
 
 
 def test_rows_measured_elsewhere_are_used_if_their_settings_match(tmp_path: Path) -> None:
-    (tmp_path / "rows.json").write_text(json.dumps([row_of("local", seed) for seed in (1, 0)]))
+    (tmp_path / "rows.json").write_text(json.dumps([stored_row("local", seed) for seed in (1, 0)]))
     (tmp_path / "else.json").write_text("{}")
     recorder = RecordStarts()
     runs, _ = local(tmp_path / "out", recorder, seeds=(0, 1, 2), rows=read_rows([tmp_path]))
@@ -182,7 +182,7 @@ def test_rows_measured_elsewhere_are_used_if_their_settings_match(tmp_path: Path
 )
 def test_rows_with_other_settings_are_not_used(section: str, key: str, value: float | None, tmp_path: Path) -> None:
     """Digits come with 252 hidden units; a row that does not say how many had 256, the default."""
-    row = row_of("local")
+    row = stored_row("local")
     assert row["config"][section].pop(key) != value
     if value is not None:
         row["config"][section][key] = value
@@ -231,7 +231,7 @@ def test_missing_data_are_named_also_for_a_shorter_fedavg(tmp_path: Path, monkey
     monkeypatch.delenv("PFEDLMS_DATA", raising=False)
     sent = {"local": 0, "fedavg": 1000, "sketchvote": 10}
     rows = [
-        row_of(method, dataset="svhn", bytes_per_round={"up": own}, total_bytes=200 * own, clients=20)
+        stored_row(method, dataset="svhn", bytes_per_round={"up": own}, total_bytes=200 * own, clients=20)
         for method, own in sent.items()
     ]
     chosen = wanted(tmp_path, datasets=("svhn",), methods=tuple(sent), seeds=(0,), quick=False, rows=rows)
@@ -277,9 +277,7 @@ def test_bytes_to_most_of_the_gain() -> None:
 
 
 @pytest.mark.parametrize(("dataset", "fedavg", "own"), [("mnist", 31.06, 0.38), ("cifar10", 42.68, 0.72)])
-def test_communication_equals_the_paper_to_two_decimals(
-    dataset: str, fedavg: float, own: float, tmp_path: Path
-) -> None:
+def test_communication_equals_that_of_the_paper(dataset: str, fedavg: float, own: float, tmp_path: Path) -> None:
     (sheet,) = reproduce("communication", wanted(tmp_path, datasets=(dataset,))).sheets
     found = {record["row"]: record for record in sheet.records}
     assert round(found["fedavg"]["mib"], 2) == fedavg
@@ -328,9 +326,7 @@ def test_the_figure_marks_its_rounds() -> None:
 # --- the command line -------------------------------------------------------------------------------------------------
 
 
-def test_the_reproduce_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reproduce(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PFEDLMS_DATA", raising=False)
     out = str(tmp_path / "paper")
     line = ["reproduce", "table1", "--datasets", "digits,digits", "--quick", "--seeds", "2", "--out", out]
@@ -362,23 +358,21 @@ def test_the_reproduce_command(
         (["table1", "--datasets", "file:../a.npz"], "pfedlms compare takes any data"),
     ],
 )
-def test_a_wrong_command_is_refused(
+def test_wrong_use_is_refused(
     given: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command.main([*given, "--out", str(tmp_path)]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_reproduce_without_the_papers_folder_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_reproduce_needs_the_papers_folder(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "papers.pfedlms.__main__", None)
     assert main(["reproduce", "table1"]) == 2
     assert "reproduce: the tables of the paper are not in the installed package" in capsys.readouterr().err
 
 
 def test_a_run_that_diverged_makes_the_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [row_of("local"), row_of("pfedlms", status="diverged")]
+    rows = [stored_row("local"), stored_row("pfedlms", status="diverged")]
     (tmp_path / "rows.json").write_text(json.dumps(rows))
     line = ["table1", "--datasets", "digits", "--quick", "--out", str(tmp_path / "out")]
     line += ["--rows", str(tmp_path / "rows.json")]

@@ -88,9 +88,7 @@ def test_unfinished_runs_are_left_out_of_means_and_title() -> None:
         ({"metric": "hits"}, ["hits, the higher the better", "local 60 "], ["%"]),
     ],
 )  # fmt: skip
-def test_columns_and_notes_without_content_are_left_out(
-    changes: dict[str, Any], there: list[str], missing: list[str]
-) -> None:
+def test_empty_columns_and_notes_are_left_out(changes: dict[str, Any], there: list[str], missing: list[str]) -> None:
     summary = make_summary("local", [60.0]) | changes
     shown = words(printed(comparison([StoredRun("local", summary)]), None))
     assert [text for text in there if text in shown] == there
