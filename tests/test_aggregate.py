@@ -43,6 +43,7 @@ def test_a_weighted_mean_has_the_bits_of_a_plain_loop(size: int, dtype: torch.dt
     assert got.dtype == torch.float64
     assert np.array_equal(got.numpy(), rounded_mean(samples, values.numpy()))
     assert torch.equal(WeightedMean(size).add(samples[:1], values[:1]).add(samples[1:], values[1:]).result(), got)
+    assert torch.equal(WeightedMean(size).add(samples, torch.hstack([values, -values])[:, :size]).result(), got)
 
 
 @settings(deadline=None, max_examples=100)
@@ -88,25 +89,6 @@ def test_pooled_statistics_are_those_of_all_entries_together() -> None:
         pooled = np.concatenate([np.tile(row[own], n) for row, n in zip(sketched, samples, strict=True)])
         assert mean[layer] == pytest.approx(pooled.mean(), rel=1e-6)
         assert deviation[layer] == pytest.approx(pooled.std(), rel=1e-6)
-
-
-def median_of_copies(values: list[float], samples: list[int]) -> float:
-    """The lower middle of N_k copies of every value, literally."""
-    everything = sorted(value for value, n in zip(values, samples, strict=True) for _ in range(n))
-    return everything[(len(everything) - 1) // 2]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_pooled_medians_are_those_of_copies(seed: int) -> None:
-    draw = np.random.default_rng(seed)
-    samples = draw.integers(1, 9, 6).tolist()
-    means, variances = draw.normal(size=(6, 3)).astype(np.float32), draw.random((6, 3)).astype(np.float32)
-    mean, deviation = pool_statistics(samples, means, variances, "median")
-    for layer in range(3):
-        middle = median_of_copies(means[:, layer].tolist(), samples)
-        spreads = (variances[:, layer].astype(np.float64) + (means[:, layer].astype(np.float64) - middle) ** 2).tolist()
-        assert mean[layer] == np.float32(middle)
-        assert deviation[layer] == np.float32(median_of_copies(spreads, samples) ** 0.5)
 
 
 def tally(ballots: list[tuple[list[int], int]], levels: int) -> Vote:

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import pytest
 from rich.console import Console
-from studies import section_of
 
 import pfedlms
 from pfedlms.cli import COMMANDS, main
@@ -23,7 +22,6 @@ from pfedlms.experiment import plugins
 from pfedlms.methods import METHODS
 from pfedlms.models import MODELS
 from pfedlms.report.progress import LiveProgress
-from pfedlms.report.results import comparison
 
 SMALL = {"data.clients": 4, "model.hidden": 12, "train.local_steps": 2, "train.batch_size": 8, "run.threads": 1}
 OPTIONS = [part for key, value in SMALL.items() for part in ("--set", f"{key}={value}")]
@@ -271,7 +269,7 @@ def test_dry_run_warns_about_a_ratio_that_keeps_one_entry_per_layer(call: Any) -
 
 
 def test_warnings_are_one_line_without_the_source(call: Any) -> None:
-    """As a user's process prints them, with whatever filters Python begins with."""
+    """In a new process, with the default warning filters of Python."""
     done = run_program(*ANY_METHOD, "--method", "pfedlms", "--set", "method.strength=1", "--out", "r")
     warned = [line for line in done.stderr.splitlines() if "method.strength" in line]
     assert (done.returncode, len(warned)) == (0, 1)
@@ -328,35 +326,6 @@ def test_the_default_methods_of_compare_are_those_of_python(call: Any) -> None:
     runs = json.loads(shown)["runs"]
     default = signature(pfedlms.compare).parameters["methods"].default
     assert tuple(run["method"] for run in runs) == default == ("local", "fedavg", "pfedlms", "sketchvote")
-
-
-@pytest.mark.parametrize("extra", [["--participation", "0.5"], ["--validation", "0.2"]])
-def test_the_table_of_a_comparison_fits_on_a_screen(extra: list[str], call: Any) -> None:
-    """The methods of `pfedlms compare` and a variant; in a pipe all columns are there."""
-    methods = "local,fedavg,pfedlms,sketchvote,pfedlms:thresholds=1:ratio=0.2"
-    piped = call(*COMPARE, "--methods", methods, "--rounds", "1", *extra, "--quiet", "--out", "c").out
-    assert all(head in piped for head in ("MiB total", "rounds", "seeds", "thresholds=1"))
-    lines = str(comparison(section_of(Path("c")).runs)).splitlines()
-    assert max(map(len, lines)) <= 80
-    assert any("thresholds=1" in line for line in lines)
-
-
-def test_a_wrong_export_is_refused(call: Any) -> None:
-    assert call(*RUN, "--out", "r", "--quiet").code == 0
-    before = files_here()
-    for client, output, why in (
-        ("4", "model.pt", "--client: got 4, expected 0 to 3"),
-        ("0", "none/model.pt", "none/model.pt: cannot be written (No such file or directory); name another file"),
-        ("0", ".", ".: got the suffix ''"),
-    ):
-        done = call("export", "r", "--client", client, "-o", output)
-        assert done.code == 2
-        assert why in done.err
-    assert files_here() == before
-    Path("r/checkpoint.pt").unlink()
-    done = call("export", "r", "--client", "0", "-o", "model.pt")
-    assert done.code == 2
-    assert "r: no checkpoint yet; `pfedlms resume r` first" in done.err
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_the_example_of_a_page_is_short_and_runs(page: str, lines: int, tmp_path
 
 
 def test_the_method_of_the_methods_page_is_short_and_learns() -> None:
-    """In a process of its own, because it registers itself."""
+    """In a separate process, because the method registers itself."""
     block = python_block("docs/methods.md")
     assert len([line for line in block.splitlines() if line.strip()]) <= 50
     done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, timeout=300)
@@ -58,7 +58,7 @@ def test_the_method_of_the_methods_page_is_short_and_learns() -> None:
 
 
 def test_the_blocks_of_the_study_page_run_in_order(tmp_path: Path, run_script: Any) -> None:
-    """Python as it stands, commands through the command line's own entry."""
+    """Commands are called by `pfedlms.cli.main`."""
     blocks = re.findall(r"```(\w*)\n(.*?)```", (ROOT / "docs" / "study.md").read_text(encoding="utf-8"), re.DOTALL)
     assert {kind for kind, _ in blocks} == {"python", "sh"}
     script = []
@@ -119,22 +119,13 @@ def test_every_setting_named_in_the_pages_exists() -> None:
 
 
 BENCHMARKS = ROOT / "benchmarks"
-OTHER_ENVIRONMENT = {
-    "peers",
-    "soak",
-    "soak_checks",
-    "soak_samples",
-    "doors",
-    "doors_end_to_end",
-    "gate_cost",
-    "mutations",
-}
+SEPARATE = {"peers", "soak", "soak_checks", "soak_samples", "doors", "doors_end_to_end", "gate_cost", "mutations"}
 """Benchmarks that need another environment."""
 
 
 def test_benchmarks_import() -> None:
-    """In a process of its own: some register methods."""
-    names = sorted({file.stem for file in BENCHMARKS.glob("*.py")} - OTHER_ENVIRONMENT)
+    """In a separate process, because some benchmarks register methods."""
+    names = sorted({file.stem for file in BENCHMARKS.glob("*.py")} - SEPARATE)
     assert len(names) > 20
     done = subprocess.run(
         [sys.executable, "-c", f"import {', '.join(names)}"],

@@ -10,7 +10,7 @@ import one_round as example
 import pytest
 from torch import nn
 
-from factories import federation, overheard, seeded
+from factories import federation, recorded_messages, seeded
 from pfedlms.data import FederatedData, batch_positions, from_pairs
 from pfedlms.engine import Federation
 from pfedlms.quantise import normal_quantiles, thresholds_of
@@ -54,7 +54,7 @@ def test_a_round_has_the_bits_of_the_package(engine: Federation, data: Federated
     for round in range(2):
         before = engine.state()["params"]
         models = list(before.numpy())
-        with overheard() as messages:
+        with recorded_messages() as messages:
             engine.play_round()
         agreed = example.exchanges(models, clients, SEED, round)
 

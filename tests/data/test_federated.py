@@ -21,7 +21,7 @@ def pair(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_every_client_of_a_pool_can_be_split() -> None:
-    """A client needs one sample to train and one to test on, whatever min_samples says."""
+    """A client needs one sample to train and one to test on, for any min_samples."""
     data = from_pool(np.zeros((8, 1)), np.zeros(8, dtype=int), Partitioning(4, 50.0, 1, min_samples=0))
     assert all(len(own) >= 1 for own in (*data.train, *data.test))
 

@@ -28,7 +28,7 @@ LABELS = [6, 9, 0, 4, 1, 3, 8]
 
 
 def picture(number: int) -> np.ndarray:
-    """`[32, 32, 3]`, every pixel and channel of its own kind."""
+    """`[32, 32, 3]`, random pixels."""
     return np.random.default_rng(number).integers(0, 256, (32, 32, 3), dtype=np.uint8)
 
 

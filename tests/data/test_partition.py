@@ -89,7 +89,7 @@ def test_an_impossible_partition_is_refused_with_a_remedy() -> None:
         (0.1, [2, 2, 1], [1, 0, 0]),  # round(0.5) = 0, but one at least; the first of two equals
         (0.5, [2, 4, 1], [1, 3, 0]),  # quotas 1, 2, 0.5 and round(3.5) = 4: only the class of four has one to spare
         (0.5, [2, 1], [1, 1]),  # quotas 1, 0.5 and round(1.5) = 2: neither has one to spare
-        (0.99, [1, 1, 1], [1, 1, 0]),  # one is left to train on, whatever the share
+        (0.99, [1, 1, 1], [1, 1, 0]),  # one is left to train on, for any share
         (1 - 2**-53, [3, 3], [3, 2]),  # the largest share there is
     ],
 )  # fmt: skip

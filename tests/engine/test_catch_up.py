@@ -9,7 +9,7 @@ import plain_client as plain
 import pytest
 import torch
 
-from factories import cohort_of, digits, federation, normal, overheard, played
+from factories import cohort_of, digits, federation, normal, played, recorded_messages
 from pfedlms.engine.catch_up import AnswerLog, CatchUp, _entry_values, fingerprints_of
 from pfedlms.engine.federation import Federation
 from pfedlms.engine.transport import CatchUpOrders, Code, Inbox, Record, Request, server_frame
@@ -82,7 +82,7 @@ def test_who_comes_back_gets_the_servers_model_in_the_fewest_bytes(
 @pytest.mark.filterwarnings("ignore:sketchvote")
 def test_all_forms_lead_to_the_bits_of_the_server(method: str, settings: dict[str, Any]) -> None:
     """From w⁰, by each of (a), (b), (c) and (d), replayed from frames that are read again."""
-    with overheard() as messages:
+    with recorded_messages() as messages:
         chosen = played(federation(method, digits(8), **settings), 5)
     by, server = chosen._terms.catch_up, chosen._state.server
     answers = [sent for sent in messages if sent.sender == SERVER]

@@ -48,7 +48,7 @@ def problems(file: Path | None = None, **tables: Any) -> list[str]:
 
 
 def test_defaults_then_preset_then_file_then_overrides(tmp_path: Path) -> None:
-    """digits.toml ships hidden = 252 and batch_size = 32 where the code says 256 and 64."""
+    """digits.toml ships hidden = 252 and batch_size = 32 the defaults in the code are 256 and 64."""
     default, shipped = Config().model.hidden, load_config().model.hidden
     assert (default, shipped) == (256, 252)
     file = write(tmp_path, "[model]\nhidden = 100\n[train]\nrounds = 7\n")
@@ -165,9 +165,7 @@ def test_a_key_of_another_method_is_refused_with_the_name_of_that_method() -> No
     [
         ("data", "alpha", [0, -1e-9, float("nan"), float("inf"), "0.5", True, None, [0.5]]),
         ("data", "clients", [0, 1.0, 1 << 32]),
-        ("data", "validation", [-0.1, 1]),
         ("method", "thresholds", [0, 1.0, 256, True, "7"]),
-        ("method", "ratio", [0, 1.0000001, False]),
         ("method", "layerwise", [0, 1, "true", None]),
         ("train", "learning_rate", [0, -0.1, 10**400, "fast"]),
         ("train", "momentum", [-0.1, 1.0]),
@@ -186,10 +184,8 @@ def test_a_value_of_the_wrong_type_or_out_of_bounds_is_refused(section: str, key
     ("section", "key", "values"),
     [
         ("data", "alpha", [1e-9, 100]),
-        ("data", "validation", [0, 0.999999]),
         ("method", "thresholds", [1, 255]),
         ("method", "ratio", [1e-6, 1, 1.0]),
-        ("method", "strength", [0, 0.0]),
         ("run", "seed", [0, (1 << 63) - 1]),
     ],
 )

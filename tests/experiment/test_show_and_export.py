@@ -100,7 +100,7 @@ def test_a_client_that_took_no_part_is_exported_trained_only_if_its_data_are_the
         assert same(untrained, load(tmp_path / "w.pt"))
 
 
-def test_an_incomplete_export_command_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_export_command_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pfedlms.compare(methods="local,pfedlms", seeds=1, out=tmp_path / "c", **SMALL)
     wrong = {
         ("c", "--client", "0", "-o", "m.pt"): "holds 2 runs; export one of them: ",
@@ -108,7 +108,17 @@ def test_an_incomplete_export_command_is_refused(tmp_path: Path, capsys: pytest.
         ("c", "--global"): "say where to write with -o FILE",
         ("c", "--all", "models", "-o", "m.pt"): "got --all and -o, expected one of them",
         ("c/pfedlms-seed0", "--global", "-o", "m.pt"): "pfedlms has no shared model",
+        ("c/pfedlms-seed0", "--client", "9", "-o", "m.pt"): "--client: got 9, expected 0 to 4",
+        (
+            "c/pfedlms-seed0",
+            "--client",
+            "0",
+            "-o",
+            "none/m.pt",
+        ): "none/m.pt: cannot be written (No such file or directory)",
+        ("c/local-seed0", "--client", "0", "-o", "m.pt"): "no checkpoint yet; `pfedlms resume ",
     }
+    (tmp_path / "c" / "local-seed0" / "checkpoint.pt").unlink()
     for (folder, *arguments), message in wrong.items():
         assert main(["export", str(tmp_path / folder), *arguments]) == 2
         assert message in capsys.readouterr().err

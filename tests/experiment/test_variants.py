@@ -62,16 +62,6 @@ def test_a_setting_that_several_methods_have_must_name_its_method(tmp_path: Path
     assert (from_file["pfedlms"].settings.strength, from_file["pfed1bs"].settings.strength) == (0.3, 0.4)
 
 
-def test_a_section_may_be_named_after_its_method(capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["run", "--dry-run", "--json", "--method", "pfedlms", *OPTIONS]
-    assert main([*command, "--set", "pfedlms.thresholds=3"]) == 0
-    assert json.loads(capsys.readouterr().out)["config"]["method"]["thresholds"] == 3
-    assert main([*command, "--set", "fedavg.server_step=3"]) == 2
-    assert "[fedavg]" in capsys.readouterr().err
-    runs = pfedlms.compare(methods="pfedlms,pfed1bs", seeds=1, pfedlms={"thresholds": 1}, **SMALL).runs
-    assert runs[0].config.settings.thresholds == 1
-
-
 def test_variants_have_separate_rows_folders_and_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("altair")
     out = tmp_path / "c"

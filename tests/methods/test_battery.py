@@ -19,15 +19,15 @@ from factories import (
     HIDDEN,
     LAYERS,
     SEED,
-    Post,
+    RecordingLink,
     Sent,
     cohort_of,
     digits,
     federation,
     method_of,
     normal,
-    overheard,
     played,
+    recorded_messages,
     same,
     seeded,
     task_of,
@@ -176,7 +176,7 @@ def federation_of(case: Case, **options: Any) -> Federation:
 
 def transcript(case: Case, **options: Any) -> tuple[list[bytes], dict[str, Any]]:
     """What three rounds send up (without the headers, which name the seed) and what they leave behind."""
-    post = Post()
+    post = RecordingLink()
     chosen = played(federation_of(case, link=post, **options), 3)
     return post.payloads, chosen.state()
 
@@ -352,7 +352,7 @@ def whole_bytes(parts: Parts) -> int:
 def test_bits_are_those_of_the_formula(case: Case) -> None:
     """Counted from real frames, per client and for the round; the traffic reported is the same bytes."""
     everyone = range(CLIENTS)
-    with overheard() as messages:
+    with recorded_messages() as messages:
         chosen = federation_of(case)
         traffic = chosen.play_round().traffic
 

@@ -236,7 +236,7 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> measured.Record:
         return convergence("digits", tmp_path_factory.mktemp("convergence"), device="cpu")
 
 
-def test_the_bound_holds_and_lies_above_what_it_bounds(document: measured.Record) -> None:
+def test_the_bound_is_above_the_measured_terms(document: measured.Record) -> None:
     assert [row["rounds"] for row in document["rows"]] == [1, 2, 4] * 4
     for row in document["rows"]:
         assert 0 < row["left"] <= row["real_total"] <= row["bound_total"]
