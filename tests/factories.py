@@ -333,7 +333,7 @@ def random_values(message: Message, draw: np.random.Generator) -> dict[str, np.n
 
 
 @dataclass
-class Post:
+class RecordingLink:
     """A link that records the frames of clients."""
 
     frames: list[bytes] = field(default_factory=list)
