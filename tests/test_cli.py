@@ -124,6 +124,7 @@ WRONG_CALLS = {
     "too long a name to write": (["compare", *OPTIONS, "--out", "a" * 300], "File name too long"),
     "plot to nowhere": (["compare", "--plot", "none/picture.png"], "--plot: got 'none/picture.png'"),
     "bits of no classes": (["bits", "--classes", "0"], "--classes: got 0"),
+    "out is a file": (["run", *OPTIONS, "--out", "/proc/version"], "/proc/version: is a file, expected a folder"),
     "out in a file": (["run", *OPTIONS, "--out", "/proc/version/run"], "/proc/version/run: cannot be written"),
     "out in proc": (["compare", *OPTIONS, "--out", "/proc/pfedlms"], "/proc/pfedlms: cannot be written"),
 }

@@ -345,6 +345,33 @@ def test_installed_packages_can_offer_methods_and_models(monkeypatch: pytest.Mon
         MODELS.pop("flat", None)
 
 
+TYPED = """
+import pfedlms
+
+problem = pfedlms.Problem("digits", "dnn")
+run: pfedlms.Run = pfedlms.run(problem, method="fedavg", rounds=2, learning_rate=0.1)
+accuracy: float = run.accuracy
+study = pfedlms.study(problem, grid={"method": ["fedavg"], "learning_rate": [0.1, 0.2]}, seeds=[1, 2])
+text: str = study.table()
+sketch = pfedlms.sketch.Sketch
+run.export("model.onnx", client=3)
+pfedlms.nonsense()
+"""
+
+
+def test_mypy_accepts_the_api_and_finds_an_unknown_name(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    (tmp_path / "typed.py").write_text(TYPED)
+    options = ["--config-file", str(ROOT / "pyproject.toml"), "--follow-imports=silent", "--cache-dir"]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, str(ROOT / ".mypy_cache"), "typed.py"], cwd=tmp_path,
+        capture_output=True, text=True, timeout=500, env={"MYPYPATH": str(ROOT / "src"), "PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    found = [line for line in done.stdout.splitlines() if "error" in line]
+    assert len(found) == 1, done.stdout
+    assert "nonsense" in found[0]
+
+
 def test_fewer_metrics_than_the_summary_counts_are_refused(tmp_path: Path) -> None:
     pfedlms.run((X, Y), linear, method="fedavg", out=tmp_path / "r", **SMALL)
     file = tmp_path / "r" / "metrics.jsonl"
