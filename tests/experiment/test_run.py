@@ -73,6 +73,13 @@ def test_a_module_is_the_initial_model_and_is_not_changed() -> None:
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
+def test_a_factory_draws_its_weights_from_the_seed_of_the_run() -> None:
+    runs = [pfedlms.run(pool(100), linear, seed=seed, **QUICK) for seed in (0, 0, 1)]
+    first, again, other = [run.federation.model.initial for run in runs]
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
 def test_settings_and_the_method_may_come_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "my.toml"
     file.write_text('[method]\nname = "fedavg"\n[train]\nrounds = 5\nlocal_steps = 2\n')
