@@ -367,7 +367,7 @@ def test_mypy_accepts_the_api_and_finds_an_unknown_name(tmp_path: Path) -> None:
         [sys.executable, "-m", "mypy", *options, str(ROOT / ".mypy_cache"), "typed.py"], cwd=tmp_path,
         capture_output=True, text=True, timeout=500, env={"MYPYPATH": str(ROOT / "src"), "PATH": "/usr/bin:/bin"},
     )  # fmt: skip
-    found = [line for line in done.stdout.splitlines() if "error" in line]
+    found = [line for line in done.stdout.splitlines() if ": error: " in line]
     assert len(found) == 1, done.stdout
     assert "nonsense" in found[0]
 
