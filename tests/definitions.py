@@ -1,6 +1,5 @@
-"""What the package computes, written down from its definition: Φ as a dense float64 matrix, entry by entry, the
-smoothed penalty, so that tests do not rest on the code they check. Random streams are
-those of wire/plain_client/, the second implementation of the protocol page."""
+"""Definitions to compare the package with: Φ as a dense float64 matrix, entry by entry, and the smoothed penalty.
+Random streams are those of wire/plain_client/, the second implementation of the protocol page."""
 
 from __future__ import annotations
 

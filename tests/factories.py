@@ -1,4 +1,4 @@
-"""What tests build: tiny tasks, cohorts, data and models, a federation of any method, and listeners on its messages."""
+"""Shared by all tests: small tasks, cohorts, data and models, federations, and records of their messages."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def cohort_of(
 
 @dataclass(frozen=True)
 class Work:
-    """A `ClientWork` that answers with what it was given; asking for anything else is an error."""
+    """A `ClientWork` with fixed results; a result that was not given is an error."""
 
     gradient: Tensor | None = None
     features: tuple[Tensor, Tensor] | None = None
@@ -113,7 +113,7 @@ def hold(
     work: Work | None = None,
     link: Link = perfect_link,
 ) -> tuple[list[Cohort], dict[str, Tensor]]:
-    """One exchange through real bytes."""
+    """Run one exchange with encoded messages."""
     groups = [cohorts] if isinstance(cohorts, Cohort) else list(cohorts)
     client = Client(SimpleNamespace(exchanges=(exchange,)), bytes(8), None, work or Work(), None)  # type: ignore[arg-type]
     transport = InProcess(client, None, Links(link))  # type: ignore[arg-type]
@@ -127,8 +127,8 @@ def hold(
 
 
 def small_data(*counts: int) -> FederatedData:
-    """Clients with that many training samples of 4 numbers; client k has none of class k of the four, nobody of class
-    3."""
+    """Clients with these numbers of training samples of 4 numbers; client k has no sample of class k, and no client has
+    one of class 3."""
     random = np.random.default_rng(4)
 
     def drawn(client: int, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -141,7 +141,7 @@ def small_data(*counts: int) -> FederatedData:
 
 
 def seeded(build: Callable[[], nn.Module], seed: int = 0) -> Any:
-    """A module with the weights PyTorch draws for it from that seed; its generator is left as it was."""
+    """A module with weights that PyTorch draws from this seed; the global generator is not changed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build()
@@ -196,7 +196,7 @@ def federation(
 ) -> Federation:
     """A federation on the CPU, of digits unless data and a module for it are given.
 
-    Keywords are those of `TrainSettings`, of `Federation` and of the method's settings, told apart by their names; the
+    Keywords are those of `TrainSettings`, of `Federation` and of the method's settings, distinguished by name; the
     module is copied.
     """
 
@@ -212,7 +212,7 @@ def federation(
 
 
 def played(made: Federation, rounds: int) -> Federation:
-    """After its start and so many rounds."""
+    """The federation after its start and `rounds` rounds."""
     made.start()
     for _ in range(rounds):
         made.play_round()
@@ -220,7 +220,7 @@ def played(made: Federation, rounds: int) -> Federation:
 
 
 def worker_of(module: nn.Module, data: FederatedData, train: TrainSettings, seed: int) -> LocalWorker:
-    """What the clients of a federation train with."""
+    """The worker that trains the clients of a federation."""
     return federation("local", data, module, seed=seed, **vars(train))._worker
 
 
@@ -264,7 +264,7 @@ def some_consensus(size: int, levels: int, seed: int = 0) -> Tensor:
 
 @dataclass(frozen=True)
 class SomePull:
-    """A pull through Φ of SIZES towards some consensus, and what it is made of."""
+    """A pull through Φ of SIZES towards some consensus, and its parts."""
 
     pull: Pull
     tau: Tensor
@@ -292,7 +292,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def sealed(data: bytes) -> bytes:
-    """The frame with its checksum made good again."""
+    """The frame with a correct checksum."""
     return data[:36] + struct.pack("<I", zlib.crc32(data[40:], zlib.crc32(data[:36]))) + data[40:]
 
 
@@ -329,12 +329,12 @@ def random_values(message: Message, draw: np.random.Generator) -> dict[str, np.n
     return values
 
 
-# --- listeners --------------------------------------------------------------------------------------------------------
+# --- records of messages ----------------------------------------------------------------------------------------------
 
 
 @dataclass
-class Post:
-    """A link that keeps what clients send."""
+class RecordingLink:
+    """A link that records the frames of clients."""
 
     frames: list[bytes] = field(default_factory=list)
 
@@ -349,7 +349,7 @@ class Post:
 
 @dataclass(frozen=True)
 class Sent:
-    """One message as it was given to the encoder, and the frame that came out."""
+    """One message before it was encoded, and its frame."""
 
     message: Message
     values: dict[str, np.ndarray]
@@ -364,29 +364,29 @@ class Sent:
 
 
 @contextmanager
-def overheard() -> Iterator[list[Sent]]:
-    """Every message of both directions that the engine encodes meanwhile."""
-    heard: list[Sent] = []
-    encode: Callable[..., bytes] = engine_simulate.frame
+def recorded_messages() -> Iterator[list[Sent]]:
+    """Records every message of both directions that the engine encodes in this context."""
+    messages: list[Sent] = []
+    encode, encode_rows = engine_simulate.frame, engine_simulate.frame_rows
 
-    def listening(
-        message: Message, values: Any, *, round: int, sender: int, samples: int, digest: bytes, out: Any = None
-    ) -> bytes:
-        data = bytes(encode(message, values, round=round, sender=sender, samples=samples, digest=digest, out=out))
-        heard.append(Sent(message, {name: np.array(v) for name, v in values.items()}, round, sender, digest, data))
+    def frame(message: Message, values: Any, *, round: int, sender: int, digest: bytes, **more: Any) -> bytes:
+        data = bytes(encode(message, values, round=round, sender=sender, digest=digest, **more))
+        messages.append(Sent(message, {name: np.array(v) for name, v in values.items()}, round, sender, digest, data))
         return data
 
-    def listening_to_rows(
-        message: Message, values: Any, row: int, *, round: int, sender: int, samples: int, digest: bytes, data: bytes
+    def frame_rows(
+        message: Message, values: Any, *, round: int, senders: Any, digest: bytes, out: Any, **more: Any
     ) -> None:
-        own = {name: np.array(each[row]) for name, each in values.items()}
-        heard.append(Sent(message, own, round, sender, digest, data))
+        encode_rows(message, values, round=round, senders=senders, digest=digest, out=out, **more)
+        for row, sender in enumerate(senders):
+            own = {name: np.array(each[row]) for name, each in values.items()}
+            messages.append(Sent(message, own, round, sender, digest, out[row].tobytes()))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_simulate, "frame", listening)
-        patch.setattr(engine_transport, "frame", listening)
-        listen_to_rows(patch, listening_to_rows)
-        yield heard
+        patch.setattr(engine_simulate, "frame", frame)
+        patch.setattr(engine_transport, "frame", frame)
+        patch.setattr(engine_simulate, "frame_rows", frame_rows)
+        yield messages
 
 
 class Frames:
@@ -403,16 +403,3 @@ class Frames:
 
     def _key(self, sent: Sent) -> tuple[int, int, int]:
         return sent.message.kind, sent.round, sent.sender
-
-
-def listen_to_rows(patch: pytest.MonkeyPatch, tell: Callable[..., None]) -> None:
-    """`tell(message, values, row, round=, sender=, samples=, digest=, data=)` of every frame that the engine writes
-    together with others."""
-    encode = engine_simulate.frame_rows
-
-    def listening(message: Message, values: Any, *, senders: Any, samples: Any, out: Any, **header: Any) -> None:
-        encode(message, values, senders=senders, samples=samples, out=out, **header)
-        for row, (sender, own) in enumerate(zip(senders, samples, strict=True)):
-            tell(message, values, row, sender=sender, samples=own, data=out[row].tobytes(), **header)
-
-    patch.setattr(engine_simulate, "frame_rows", listening)

@@ -1,5 +1,5 @@
-"""Local steps in float64, one client after another, to compare federations with; and the federations they are compared
-with: 20 clients, half of them in a round."""
+"""Plain loops over clients with local steps in float64, and the federations that are compared with them: 20 clients,
+half of them in a round."""
 
 from __future__ import annotations
 

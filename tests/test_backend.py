@@ -1,4 +1,4 @@
-"""Which way an operation runs, how work is spread over threads, and that results do not depend on it."""
+"""The backend of an operation, how work is divided among threads, and that results do not depend on it."""
 
 from __future__ import annotations
 
@@ -33,10 +33,8 @@ from pfedlms.sketch import cpu as sketch_cpu
 from pfedlms.step import cpu as step_cpu
 from pfedlms.step import sgd_step_
 
-# --- one dispatch -----------------------------------------------------------------------------------------------------
 
-
-def test_a_tensor_says_where_it_is_worked_on() -> None:
+def test_the_backend_depends_on_device_and_type_of_a_tensor() -> None:
     for dtype, where in ((torch.float32, "cpu"), (torch.float64, "cpu"), (torch.bfloat16, "plain")):
         assert backend_of(torch.zeros(2, dtype=dtype)) == where
     assert backend_of(torch.zeros(2, device="meta")) == "plain"
@@ -44,13 +42,13 @@ def test_a_tensor_says_where_it_is_worked_on() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("installed", [False, True])
-def test_a_gpu_has_kernels_where_triton_is_installed(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_uses_kernels_if_triton_is_installed(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "has_triton", lambda: installed)
     assert backend_of(torch.zeros(2, device="cuda")) == ("gpu" if installed else "plain")
     assert backend_of(torch.zeros(2, device="cuda", dtype=torch.float64)) == "plain"
 
 
-def test_plain_is_for_all_threads_and_ends() -> None:
+def test_plain_holds_for_all_threads_until_it_ends() -> None:
     seen: list[str] = []
 
     def work(item: int) -> None:
@@ -67,14 +65,13 @@ def test_plain_is_for_all_threads_and_ends() -> None:
     assert backend_of(torch.zeros(1)) == "cpu"
 
 
-def test_under_plain_no_room_calls_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it gives then is compared in every room's own tests."""
+def test_no_module_calls_a_kernel_under_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     sketch, pull, values = sketch_of(*SIZES), some_pull(3, 0.1, 0.3).pull, normal(2, sum(SIZES))
     sketched = sketch.forward(values)
-    for room, name in (
+    for module, name in (
         (sketch_cpu, "forward"), (sketch_cpu, "adjoint"), (pull_cpu, "gradient"), (step_cpu, "sgd_step_"),
     ):  # fmt: skip
-        monkeypatch.setattr(room, name, object())  # cannot be called
+        monkeypatch.setattr(module, name, object())  # cannot be called
     calls = (
         lambda: sketch.forward(values),
         lambda: sketch.adjoint(sketched),
@@ -88,9 +85,6 @@ def test_under_plain_no_room_calls_a_kernel(monkeypatch: pytest.MonkeyPatch) -> 
             call()
 
 
-# --- threads ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def three_threads() -> Iterator[None]:
     with torch_threads(3):
@@ -98,11 +92,11 @@ def three_threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("three_threads")
-def test_small_work_stays_on_one_thread_and_large_work_is_dealt_out() -> None:
+def test_only_large_work_is_divided_among_threads() -> None:
     seen: list[tuple[int, int, int]] = []
 
     def kernel(first: int, last: int) -> None:
-        time.sleep(0.01)  # so that nobody does it all
+        time.sleep(0.01)  # so that no thread does it all
         seen.append((first, last, threading.get_ident()))
 
     run_kernel(kernel, 100, 10)
@@ -116,7 +110,7 @@ def test_small_work_stays_on_one_thread_and_large_work_is_dealt_out() -> None:
 
 
 @pytest.mark.usefixtures("three_threads")
-def test_spread_does_everything_once_with_a_share_of_the_threads() -> None:
+def test_every_item_is_done_once_by_one_of_the_threads() -> None:
     seen: list[tuple[int, int, int, int]] = []
 
     def kernel(first: int, last: int) -> None:
@@ -132,7 +126,7 @@ def test_spread_does_everything_once_with_a_share_of_the_threads() -> None:
     for_each_in_threads(work, list(range(10)))
     assert sorted(item for item, *_ in seen) == list(range(10))
     assert all(shares == [1, 1] for _, *shares, _ in seen)
-    assert calls.count((0, 10)) == 10  # inside, work is not dealt out again
+    assert calls.count((0, 10)) == 10  # inside a thread, work is not divided again
     names = {thread for *_, thread in seen}
     assert 2 <= len(names) <= 3
     assert threading.get_ident() in names
@@ -141,7 +135,7 @@ def test_spread_does_everything_once_with_a_share_of_the_threads() -> None:
 
 @pytest.mark.usefixtures("three_threads")
 @pytest.mark.parametrize("bad", [0, 1, 5])
-def test_an_error_in_a_thread_reaches_the_caller_and_the_rest_is_left(bad: int) -> None:
+def test_an_error_in_a_thread_reaches_the_caller_and_ends_the_work(bad: int) -> None:
     done: list[int] = []
 
     def work(item: int) -> None:
@@ -159,7 +153,7 @@ def test_an_error_in_a_thread_reaches_the_caller_and_the_rest_is_left(bad: int) 
 
 
 @pytest.mark.usefixtures("three_threads")
-def test_own_threads_leave_one_to_an_operator_and_all_to_work_that_is_spread() -> None:
+def test_one_thread_per_operator_leaves_all_threads_to_divided_work() -> None:
     with one_thread_per_operator():
         assert (torch.get_num_threads(), threads()) == (1, 3)
         with one_thread_per_operator(), all_threads_per_operator():
@@ -194,7 +188,7 @@ def test_results_do_not_depend_on_the_number_of_threads(method: str, monkeypatch
         assert again == metrics
 
 
-def test_a_run_leaves_torchs_threads_and_starts_none_of_numbas() -> None:
+def test_a_run_keeps_the_threads_of_torch_and_starts_none_of_numba() -> None:
     """In a fresh interpreter, because a threading layer that was started stays; with as many threads as there are and
     with one."""
     script = """
@@ -211,13 +205,13 @@ except ValueError as error:
 else:
     raise AssertionError("numba has started threads of its own")
 """
-    run_afresh(script)
+    run_in_new_interpreter(script)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="GNU's OpenMP")
-def test_threads_of_long_operators_do_not_spin_if_torch_was_there_first() -> None:
-    """Then the variable that says so would come too late; with more threads than cores OpenMP does not."""
-    run_afresh("""
+def test_threads_of_long_operators_do_not_spin_if_torch_was_imported_first() -> None:
+    """The environment variable comes too late then; OpenMP does not spin with more threads than cores."""
+    run_in_new_interpreter("""
 import os, threading, torch
 import pfedlms
 from pfedlms.backend import all_threads_per_operator, one_thread_per_operator
@@ -232,17 +226,17 @@ other.start()
 other.join()
 assert seen == [2, 2], seen
 """)
-    run_afresh("import os, pfedlms; assert os.environ['GOMP_SPINCOUNT'] == '1000'")
+    run_in_new_interpreter("import os, pfedlms; assert os.environ['GOMP_SPINCOUNT'] == '1000'")
 
 
-def run_afresh(script: str) -> None:
+def run_in_new_interpreter(script: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
 
 
-class Counted(TorchDispatchMode):
-    """Notes how many threads every operator may use that is called from this thread."""
+class RecordThreads(TorchDispatchMode):
+    """Records how many threads every operator that is called from this thread may use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -254,23 +248,23 @@ class Counted(TorchDispatchMode):
 
 
 @pytest.mark.usefixtures("three_threads")
-def test_operators_of_a_round_run_on_one_thread_each() -> None:
+def test_every_operator_of_a_round_runs_on_one_thread() -> None:
     """Threads of one operator wait for each other, on busy cores many times as long as they work."""
     made = federation("pfedlms")
-    with Counted() as counted:
+    with RecordThreads() as recorder:
         made.play_round(evaluate_global=True)
         made.evaluate()
-    assert {"aten::bmm", "aten::_log_softmax", "aten::bucketize.Tensor"} <= set(counted.threads)
-    assert {name: found for name, found in counted.threads.items() if found != {1}} == {}
+    assert {"aten::bmm", "aten::_log_softmax", "aten::bucketize.Tensor"} <= set(recorder.threads)
+    assert {name: found for name, found in recorder.threads.items() if found != {1}} == {}
     assert torch.get_num_threads() == 3
 
 
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 @pytest.mark.usefixtures("three_threads")
-def test_a_forked_process_has_threads_of_its_own() -> None:
+def test_a_forked_process_has_its_own_threads() -> None:
     def work() -> None:
-        meet = threading.Barrier(2, timeout=30)  # two threads are there, or nobody passes
+        meet = threading.Barrier(2, timeout=30)  # passes only with two threads
         for_each_in_threads(lambda item: meet.wait(), range(2))
 
     work()  # the parent's threads are there

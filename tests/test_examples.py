@@ -1,4 +1,4 @@
-"""examples/one_round.py is the round that the package plays."""
+"""examples/one_round.py computes the same round as the package."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import one_round as example
 import pytest
 from torch import nn
 
-from factories import federation, overheard, seeded
+from factories import federation, recorded_messages, seeded
 from pfedlms.data import FederatedData, batch_positions, from_pairs
 from pfedlms.engine import Federation
 from pfedlms.quantise import normal_quantiles, thresholds_of
@@ -47,14 +47,14 @@ def batches_of(data: FederatedData, phase: int) -> list[np.ndarray]:
     ]
 
 
-def test_a_round_has_the_bits_of_the_package_and_its_models(engine: Federation, data: FederatedData) -> None:
+def test_a_round_has_the_bits_of_the_package(engine: Federation, data: FederatedData) -> None:
     """Sketches, thresholds, symbols and consensus to the bit; models within rounding. Two rounds, so two Φ."""
     clients = example.made_up_clients()
     engine.start()
     for round in range(2):
         before = engine.state()["params"]
         models = list(before.numpy())
-        with overheard() as messages:
+        with recorded_messages() as messages:
             engine.play_round()
         agreed = example.exchanges(models, clients, SEED, round)
 
@@ -74,17 +74,17 @@ def test_a_round_has_the_bits_of_the_package_and_its_models(engine: Federation, 
         assert np.concatenate([about.consensus for about in agreed]).tolist() == symbols[SERVER].tolist()
 
         batches = batches_of(data, phase=round + 1)
-        after, alone = (np.stack(example.train(models, clients, batches, heard)) for heard in (agreed, []))
+        after, alone = (np.stack(example.train(models, clients, batches, consensus)) for consensus in (agreed, []))
         np.testing.assert_allclose(engine.state()["params"].numpy(), after, **WITHIN)
         assert (np.abs(after - alone).max(axis=1) > 1000 * WITHIN["atol"]).all()  # the pull is well within sight
 
 
-def test_a_layer_without_spread_is_not_pulled() -> None:
+def test_a_layer_with_deviation_zero_is_not_pulled() -> None:
     about = example.Agreed(example.Phi(SEED, 0, 1), np.float32(0), np.zeros(example.T), np.ones(16))
     assert not example.pull(np.ones(example.LAYERS[1], dtype=np.float32), about).any()
 
 
-def test_the_example_stands_alone() -> None:
+def test_the_example_imports_only_numpy_and_the_standard_library() -> None:
     tree = ast.parse(Path(example.__file__).read_text(encoding="utf-8"))
     froms = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     imports = {each.name for node in ast.walk(tree) if isinstance(node, ast.Import) for each in node.names}

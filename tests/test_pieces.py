@@ -1,6 +1,6 @@
-"""The pieces as a library: examples that run, arrays and tensors, one vector, autograd, and what is refused.
+"""The pieces as a library: docstring examples, arrays and tensors, one vector, autograd, and wrong arguments.
 
-What they compute is tested where they live; here it is what a user of one piece alone meets.
+Their results are tested in the tests of their modules.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pfedlms.aggregate import Vote, WeightedMean, limit_weights, outliers, pool_
 from pfedlms.engine.graphs import flat, rebuilt
 from pfedlms.models import Layer, Layout, flat_layout
 from pfedlms.pull import Pull
-from pfedlms.quantise import lloyd_max, normal_quantiles, statistics, symbols_of, thresholds_of
+from pfedlms.quantise import normal_quantiles, statistics, symbols_of, thresholds_of
 from pfedlms.sketch import Sketch
 
 MODULES = {
@@ -47,28 +47,25 @@ def test_examples_in_docstrings_run(module: ModuleType) -> None:
     assert doctest.testmod(module, verbose=False).failed == 0
 
 
-# --- arrays, tensors, one vector --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_sketch_answers_in_kind(dtype: torch.dtype) -> None:
+def test_a_sketch_returns_the_type_that_it_was_given(dtype: torch.dtype) -> None:
     """The same bits for arrays and tensors, for all clients and for one vector; by hand for one of them."""
     sketch = sketch_of(*SIZES)
     theta, u = normal(3, sketch.dim, dtype=dtype), normal(3, sketch.size, seed=1, dtype=dtype)
     others = normal(3, sketch.dim, seed=2, dtype=dtype), normal(3, sketch.dim, seed=3, dtype=dtype)
-    ways: list[tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = [
+    functions: list[tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = [
         (sketch.forward, (theta,)), (sketch.adjoint, (u,)), (sketch.spread, (u,)),
         (lambda *given: sketch.split(*given)[0], (theta, *others)),
         (lambda *given: sketch.split(*given)[1], (theta, *others)),
         (some_pull(3, 0.1, 0.3).pull.gradient, (theta,)),
     ]  # fmt: skip
-    for way, given in ways:
-        expected = way(*given)
-        array, row = way(*(each.numpy() for each in given)), way(*(each[1] for each in given))
+    for function, given in functions:
+        expected = function(*given)
+        array, row = function(*(each.numpy() for each in given)), function(*(each[1] for each in given))
         assert isinstance(array, np.ndarray)
         assert array.tobytes() == expected.numpy().tobytes()
         assert torch.equal(row, expected[1])
-        alone = way(*(each[1].numpy() for each in given))
+        alone = function(*(each[1].numpy() for each in given))
         assert (type(alone), alone.shape) == (np.ndarray, expected[1].shape)
         assert alone.tobytes() == expected[1].numpy().tobytes()
     dense = dense_model(SIZES, RATIO, SEED)
@@ -77,14 +74,14 @@ def test_a_sketch_answers_in_kind(dtype: torch.dtype) -> None:
     )
 
 
-def test_sketching_one_vector_is_one_line() -> None:
+def test_a_sketch_of_one_vector() -> None:
     made = Sketch.of_vector(100, 0.25, seed=3, epoch=2)
     assert torch.equal(made.rows, Sketch(layout_of(100), 0.25, 3, 2).rows)
     assert made.forward(torch.ones(100)).shape == (32,)
     assert Sketch.of_vector(np.int64(100), np.float64(0.25), np.uint64(3)).sizes == (32,)
 
 
-def test_folds_and_functions_take_both() -> None:
+def test_aggregates_accept_arrays_and_tensors() -> None:
     symbols, weights = np.array([[0, 3], [2, 1], [2, 0]], dtype=np.uint8), np.array([5, 1, 3])
     votes = [Vote(2, 3) for _ in range(3)]
     votes[0].add(symbols, weights)
@@ -99,6 +96,8 @@ def test_folds_and_functions_take_both() -> None:
     for given in (values, torch.from_numpy(values)):
         assert WeightedMean(2).add(np.array([1, 3]), given).result().tolist() == [2.5, 3.5]
         assert weighted_median(torch.tensor([1, 3]), given[:, 0]) == 3
+    for samples in (np.array([10, 10, 80]), torch.tensor([10, 10, 80])):
+        assert limit_weights(samples, 0.4) == [10, 10, 13]
     arrays = pool_statistics([1, 3], values, values)
     tensors = pool_statistics([1, 3], torch.from_numpy(values), torch.from_numpy(values))
     assert all(isinstance(each, np.ndarray) for each in arrays)
@@ -107,7 +106,7 @@ def test_folds_and_functions_take_both() -> None:
 
 
 @pytest.mark.parametrize("of", [torch.Tensor.clone, torch.Tensor.numpy], ids=["tensors", "arrays"])
-def test_from_a_sketch_to_the_pull_in_one_kind(of: Any) -> None:
+def test_all_steps_from_sketch_to_pull_keep_the_type(of: Any) -> None:
     """Statistics, thresholds, symbols, vote and pull one after another; symbols by counting."""
     sketch, theta, samples = sketch_of(16, 5), normal(3, 21), [3, 1, 2]
     sketched = sketch.forward(of(theta))
@@ -127,17 +126,14 @@ def test_from_a_sketch_to_the_pull_in_one_kind(of: Any) -> None:
     assert Pull(sketch, tau, deviation, vote.result(), 0.1, 0.1).gradient(of(theta)).shape == (3, 21)
 
 
-# --- autograd ---------------------------------------------------------------------------------------------------------
-
-
-def test_the_gradient_of_the_kernels_is_the_adjoint_and_the_other_way_round() -> None:
+def test_forward_and_adjoint_are_gradients_of_each_other() -> None:
     """Against a dense Φ, through functions that are not linear, to the second order, of rows and of a vector."""
     sketch, dense = sketch_of(*SIZES), dense_model(SIZES, RATIO, SEED)
     theta = normal(2, sketch.dim, dtype=torch.float64).requires_grad_()
     u = normal(2, sketch.size, seed=1, dtype=torch.float64).requires_grad_()
-    for way, values, matrix in ((sketch.forward, theta, dense.T), (sketch.adjoint, u, dense)):
+    for function, values, matrix in ((sketch.forward, theta, dense.T), (sketch.adjoint, u, dense)):
         for given in (values, values[0]):
-            (got,) = torch.autograd.grad(way(given).pow(3).sum(), values, create_graph=True)
+            (got,) = torch.autograd.grad(function(given).pow(3).sum(), values, create_graph=True)
             (expected,) = torch.autograd.grad((given @ matrix).pow(3).sum(), values, create_graph=True)
             torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
             (got,) = torch.autograd.grad(got.pow(2).sum(), values)
@@ -147,40 +143,36 @@ def test_the_gradient_of_the_kernels_is_the_adjoint_and_the_other_way_round() ->
 
 
 @pytest.mark.parametrize(
-    ("what", "message"),
+    ("function_of", "message"),
     [
         (lambda s, x: s.spread(x[:, : s.size]), r"spread: got sketched that requires grad.*sketched\.detach\(\)"),
         (lambda s, x: s.split(x, x, x), r"split: got params that requires grad.*params\.detach\(\)"),
         (lambda s, x: some_pull(3, 0.1, 0.3).pull.gradient(x), r"gradient: got params that require grad.*no_grad"),
     ],
 )
-def test_what_has_no_gradient_says_so(what: Any, message: str) -> None:
+def test_functions_without_gradient_refuse_tensors_that_require_grad(function_of: Any, message: str) -> None:
     sketch, theta = sketch_of(*SIZES), normal(1, sum(SIZES)).requires_grad_()
     with pytest.raises(ValueError, match=message):
-        what(sketch, theta)
+        function_of(sketch, theta)
     with torch.no_grad():
-        what(sketch, theta)
+        function_of(sketch, theta)
 
-
-# --- what is refused --------------------------------------------------------------------------------------------------
 
 SKETCH = sketch_of(16, 5)
 X = torch.zeros(2, 21)
-TAU, SIGMA, AGREED = torch.tensor([[-1.0, 1.0]] * 2), torch.ones(2), torch.zeros(12, dtype=torch.uint8)
+TAU, SIGMA, CONSENSUS = torch.tensor([[-1.0, 1.0]] * 2), torch.ones(2), torch.zeros(12, dtype=torch.uint8)
 ONE = np.ones((1, 1), np.float32)
 
 
-def pull(tau: Any = TAU, sigma: Any = SIGMA, agreed: Any = AGREED, strength: Any = 0.1, rho: Any = 0.1) -> Pull:
-    return Pull(SKETCH, tau, sigma, agreed, strength, rho)
+def pull(tau: Any = TAU, sigma: Any = SIGMA, consensus: Any = CONSENSUS, strength: Any = 0.1, rho: Any = 0.1) -> Pull:
+    return Pull(SKETCH, tau, sigma, consensus, strength, rho)
 
 
 REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: SKETCH.forward(torch.zeros(2, 5)), r"params: got shape \(2, 5\), expected \[clients, 21\] or \[21\]; "),
     (lambda: SKETCH.forward(X.long()), r"params: got torch.int64, expected torch.float32.*\.float\(\)"),
     (lambda: SKETCH.forward([0.0] * 21), r"params: got list, expected a NumPy array.*np\.asarray"),
-    (lambda: SKETCH.forward(np.array(["a"] * 21)), "params: got an array of <U1, expected numbers"),
     (lambda: SKETCH.forward(np.zeros(21, ">f4")), "params: got an array of >f4, expected numbers"),
-    (lambda: SKETCH.forward(np.zeros(21, np.longdouble)), "params: got an array of .*, expected numbers"),
     (
         lambda: SKETCH.forward(np.ma.zeros(21)),
         r"params: got a masked array, whose mask .*\.filled\(VALUE\)",
@@ -188,53 +180,41 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: SKETCH.forward(X.to("meta")), "params: got a tensor on meta, expected one on cpu; make"),
     (lambda: SKETCH.split(X, X.double(), X), r"model: got torch.float64 of shape \(2, 21\), expected torch.float32 of"),
     (lambda: Sketch(nn.Linear(2, 2), 0.1, 0, 0), r"layout: got Linear.*flat_layout\(module\)"),
-    (lambda: Sketch.of_vector(16, 0, 0), "ratio: got 0, expected at most 1 and above 0; it is the share"),
     (lambda: Sketch.of_vector(16, 1.5, 0), "ratio: got 1.5, expected at most 1 and above 0"),
     (lambda: Sketch(layout_of(5), 0.1, 0, 0, None, -1), "allocation: got -1, expected 0 to 8"),
     (lambda: Sketch.of_vector(0, 0.1, 0), "size: got 0, expected a whole number of at least 1"),
     (lambda: Sketch.of_vector(16, 0.1, -1), "seed: got -1, expected a whole number from 0 to"),
-    (lambda: Sketch.of_vector(16, 0.1, 0, epoch=True), "epoch: got True, expected a whole number"),
     (lambda: Sketch.of_vector(16, 0.1, 0, device="gpu0"), "device: got 'gpu0', expected 'cpu', 'cuda'"),
     (lambda: pull(tau=TAU[:1]), r"thresholds: got .* of shape \(1, 2\), expected floats of shape \[2, T\]"),
-    (lambda: pull(tau=TAU[:, :0]), r"thresholds: got torch.float32 of shape \(2, 0\)"),
     (lambda: pull(tau=TAU.flip(1)), r"thresholds: got \[1.0, -1.0\], expected finite numbers that rise.*sort them"),
     (lambda: pull(tau=TAU * torch.nan), r"thresholds: got \[nan, nan\], expected fin"),
     (lambda: pull(sigma=SIGMA[:1]), r"deviations: got .* of shape \(1,\), expected floats of shape \[2\]"),
     (lambda: pull(sigma=-SIGMA), r"deviations: got \[-1.0, -1.0\], expected finite.* at least 0"),
     (lambda: pull(sigma=SIGMA * torch.nan), r"deviations: got \[nan, nan\]"),
-    (lambda: pull(agreed=AGREED[:5]), r"consensus: got .* of shape \(5,\), expected torch.uint8 of shape \[12\]"),
-    (lambda: pull(agreed=AGREED + 3), "consensus: got symbols up to 3, expected 0 to 2"),
+    (lambda: pull(consensus=CONSENSUS[:5]), r"consensus: got .* of shape \(5,\), expected torch.uint8 of shape \[12\]"),
+    (lambda: pull(consensus=CONSENSUS + 3), "consensus: got symbols up to 3, expected 0 to 2"),
     (lambda: pull(strength=-1), "strength: got -1, expected a finite number of at least 0"),
     (lambda: pull(rho=float("nan")), "smoothing: got nan, expected a finite number of at least 0"),
     (lambda: Vote(3, 0), "thresholds: got 0, expected a whole number from 1 to 255; symbols"),
-    (lambda: Vote(2.0, 1), "size: got 2.0, expected a whole number of at least 0; it is the number"),
     (lambda: Vote(3, 1).add(np.zeros(3), 1), r"vote: got symbols of float64, expected uint8; pass symbols\.astype"),
-    (lambda: Vote(3, 1).add([0, 1, 0], 1), "symbols: got list, expected a NumPy array or a tens"),
-    (lambda: Vote(3, 1).add(np.ma.zeros(3, np.uint8), 1), "symbols: got a masked array"),
     (lambda: Vote(3, 1).add(np.uint8([0, 2, 0]), 1), r"vote: got \(3,\) symbols up to 2, expected \(3,\) of 0 to 1"),
     (lambda: Vote(3, 1).add(np.uint8([0, 1]), 1), r"got \(2,\) symbols up to 1, expected \(3,\)"),
     (lambda: Vote(1, 1).add(np.uint8([[0], [1]]), [3]), "weights: got 1 for 2 clients, expected one per client; pass"),
-    (lambda: Vote(1, 1).add(np.uint8([0]), 0), r"weights\[0\]: got 0, expected a whole number of"),
     (lambda: Vote(1, 1).add(np.uint8([[0], [1]]), [1, 0.5]), r"weights\[1\]: got 0.5, expected .* number of samples"),
     (lambda: Vote(1, 1).add(np.uint8([[0], [1]]), [1 << 63] * 2), "weights: got 18446744073709551616 in all"),
     (lambda: WeightedMean(2).add([1], ONE), r"values: got shape \(1, 1\), expected \[clients, 2\]; pass one client"),
     (lambda: WeightedMean(1).result(), "mean: got no client's values, expected at least one; call"),
     (lambda: weighted_median([1, 1], np.float32([1, np.nan])), r"values\[1\]: got nan, .*leave that client out"),
     (lambda: weighted_median([1], np.float32([-1])), r"values\[0\]: got -1.0, expected a"),
-    (lambda: weighted_median([1], ONE), r"values: got shape \(1, 1\), expected \[clients\]"),
     (lambda: pool_statistics([1], ONE, ONE[0]), r"means, variances: got shapes \(1, 1\) and \(1,\), expected"),
-    (lambda: pool_statistics([], ONE[:0], ONE[:0]), r"means, variances: got shapes \(0, 1\)"),
     (lambda: pool_statistics([1], ONE * np.nan, ONE), r"means\[0, 0\]: got nan, expected a finite numb"),
     (lambda: pool_statistics([1], ONE, -ONE), r"variances\[0, 0\]: got -1.0, expected a finite"),
     (lambda: pool_statistics([1], ONE, ONE, "mode"), "pooling: got 'mode', expected one of mean, median"),
-    (lambda: limit_weights([10, 80], -1), "share: got -1, expected at most 1 and above 0; it is the largest part"),
     (lambda: limit_weights([10, 80], float("nan")), "share: got nan, expected at most 1"),
-    (lambda: limit_weights([10, 0.5], 0.5), r"weights\[1\]: got 0.5, expected a whole number of at least 1"),
     (lambda: outliers(ONE[0], 10), r"values: got shape \(1,\), expected \[clients, entries\]; pass one number each"),
     (lambda: statistics(X, [5, 5]), r"sketched: got shape \(2, 21\), expected \[clients, 10\] or \[10\]; pass"),
     (lambda: symbols_of(X, TAU[:1], [16, 5]), r"thresholds: got shape \(1, 2\), expected \[2, T\], one row per layer"),
     (lambda: symbols_of(X, torch.zeros(2, 256), [16, 5]), r"thresholds: got shape \(2, 256\), .* T from 1 to 255; "),
-    (lambda: symbols_of(X, TAU[:, :0], [16, 5]), r"thresholds: got shape \(2, 0\), .* T from 1 to 255; "),
     (lambda: symbols_of(X, TAU.flip(1), [16, 5]), r"thresholds: got \[1.0, -1.0\], expected numbers that rise; "),
     (lambda: symbols_of(X, TAU[:, :1] * torch.nan, [16, 5]), r"thresholds: got \[nan\], expected numbers that rise"),
     (lambda: symbols_of(torch.where(torch.arange(21) == 20, torch.nan, X), TAU, [16, 5]), "got NaN in row 0, layer 1"),
@@ -245,25 +225,22 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: thresholds_of(SIGMA, SIGMA / 0, normal_quantiles(3)), "mean, deviation: got 1 and inf of layer 0, expect"),
     (lambda: thresholds_of(SIGMA, SIGMA, np.float32([1, 0])), r"quantiles: got \[1.0, 0.0\], expected finite numbers"),
     (lambda: normal_quantiles(256), "thresholds: got 256, expected a whole number from 1 to 255; a symbol is one byte"),
-    (lambda: lloyd_max(1), "levels: got 1, expected a whole number from 2 to 256; a symbol is one byte"),
     (lambda: thresholds_of(SIGMA, SIGMA[:1], normal_quantiles(3)), r"mean, deviation: got shapes \(2,\) and \(1,\)"),
     (lambda: Layer("a", 0, 0), "layer 'a': size: got 0, expected a whole number of at le"),
-    (lambda: Layer("a", -1, 5), "layer 'a': offset: got -1, expected a whole number of at least 0"),
     (lambda: Layout((), ()), "layers: got none, expected at least one"),
     (lambda: Layout((), (Layer("a", 0, 5), Layer("b", 6, 5))), "layers: 'b' begins at 6, expected 5, where"),
-    (lambda: Layout((), (Layer("a", 1, 5),)), "layers: 'a' begins at 1, expected 0, where the first"),
     (lambda: Layout((("a.weight", (2, 3)),), (Layer("a", 0, 5),)), "parameters: got shapes of 6 entries, expected 5"),
 ]
 
 
 @pytest.mark.parametrize(("use", "message"), REFUSED, ids=[message.partition(",")[0] for _, message in REFUSED])
-def test_a_wrong_use_gets_one_readable_message(use: Callable[[], Any], message: str) -> None:
+def test_wrong_arguments_are_refused_with_a_message_of_one_line(use: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         use()
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_refused_counts_for_nothing() -> None:
+def test_refused_values_are_not_counted() -> None:
     vote, mean = Vote(2, 1), WeightedMean(1)
     for weights in ([1], [1, -1]):
         with pytest.raises(ValueError):
@@ -274,10 +251,7 @@ def test_what_is_refused_counts_for_nothing() -> None:
     assert repr(mean) == "WeightedMean(size 1, no client yet)"
 
 
-# --- what they say of themselves --------------------------------------------------------------------------------------
-
-
-def test_reprs_say_what_it_is() -> None:
+def test_reprs_describe_the_objects() -> None:
     layout = flat_layout(nn.Sequential(nn.Linear(30, 40), nn.Linear(40, 2)))
     assert repr(layout) == "Layout(2 layers, 1,322 parameters: 0 1,240, 1 82)"
     assert repr(layout_of(*SIZES)) == (
@@ -288,16 +262,16 @@ def test_reprs_say_what_it_is() -> None:
     assert repr(Vote(1000, 7)) == "Vote(size 1,000, thresholds 7, no client yet)"
 
 
-def test_a_sketch_of_another_epoch_is_the_same_computation_to_recordings() -> None:
-    """What its repr says is no part of it; one rebuilt from its fields does not know."""
+def test_recordings_do_not_depend_on_the_epoch_of_a_sketch() -> None:
+    """The epoch is only in its repr, and a sketch that is rebuilt from its fields does not have it."""
     first, second = sketch_of(*SIZES, epoch=0), sketch_of(*SIZES, epoch=1)
     tensors: list[torch.Tensor] = []
     assert flat(first, tensors) == flat(second, [])
     assert repr(rebuilt(first, iter(tensors))) == "Sketch(6 layers, 130 → 85 entries)"
 
 
-def test_layers_of_numpys_numbers_are_those_of_pythons() -> None:
-    layout = Layout([("a", [np.int64(3)])], [Layer("a", np.int64(0), np.int64(3))])  # type: ignore[arg-type, list-item]
+def test_layers_accept_numbers_of_numpy() -> None:
+    layout = Layout([("a", [np.int64(3)])], [Layer("a", np.int64(0), np.int64(3))])
     assert layout == Layout((("a", (3,)),), (Layer("a", 0, 3),))
     assert hash(layout) == hash(Layout((("a", (3,)),), (Layer("a", 0, 3),)))
     assert layout.layers[0].pad == 4

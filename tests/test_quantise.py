@@ -39,7 +39,7 @@ def test_root_mean_squares_by_hand() -> None:
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 229])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
-def test_signs_as_bits(count: int, device: str) -> None:
+def test_signs_are_packed_as_bits(count: int, device: str) -> None:
     """Bit by bit in plain Python; a zero of either sign is +1."""
     values = torch.randn(3, count, generator=torch.Generator().manual_seed(count))
     values[0, 0], values[1, 0] = 0.0, -0.0
@@ -58,7 +58,7 @@ def test_statistics_by_hand() -> None:
     assert variances.tolist() == [[1.0, 2.0], [0.0, to_float32(2 / 3)]]
 
 
-def test_statistics_are_taken_in_float64() -> None:
+def test_statistics_are_computed_in_float64() -> None:
     """8192 and its float32 neighbour 8192 + 2⁻¹⁰: their mean is no float32, their variance is 2⁻²² exactly."""
     means, variances = statistics(torch.tensor([[8192.0, 8192.0 + 2**-10]]), (2,))
     assert variances.item() == 2.0**-22
@@ -67,7 +67,7 @@ def test_statistics_are_taken_in_float64() -> None:
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.floats(-100, 100, width=32), st.floats(0, 100, width=32), st.integers(1, 31))
-def test_thresholds_take_float32_values_through_one_float64_sum(mean: float, deviation: float, levels: int) -> None:
+def test_thresholds_are_rounded_once_in_float64_and_once_to_float32(mean: float, deviation: float, levels: int) -> None:
     """τ_t = float32(float64(μ̄ + σ̄ z_t)): the product of two float32 is exact in float64, so one sum is rounded, then
     cut to float32. Here in exact fractions and struct."""
     quantiles = [to_float32(NormalDist().inv_cdf(t / (levels + 1))) for t in range(1, levels + 1)]
@@ -83,7 +83,7 @@ def test_symbols_reach_255() -> None:
 
 
 def test_values_of_float64_are_compared_as_float32() -> None:
-    """0.1 lies below the float32 next to it, which is the value and the threshold that travel; and so in tau."""
+    """0.1 is smaller than its float32, which is the value and the threshold that are sent."""
     tenth = np.float32([[0.1]])
     assert symbols_of(np.float64([0.1]), tenth, (1,)).tolist() == [1]
     assert symbols_of(tenth[0], np.nextafter(tenth.astype(np.float64), 1), (1,)).tolist() == [1]

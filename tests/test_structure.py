@@ -1,4 +1,4 @@
-"""The shape of the package: who may import whom, what is public, and that every test file tests."""
+"""The structure of the package: allowed imports, public names, and that every test file has tests."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def parts_imported(file: Path) -> set[str]:
     return {name for name in inside if name in LEVEL or (PACKAGE / name).exists() or (PACKAGE / f"{name}.py").exists()}
 
 
-def identified(file: Path) -> str:
+def relative_path(file: Path) -> str:
     return str(file.relative_to(ROOT))
 
 
@@ -72,30 +72,29 @@ def test_every_part_has_a_level() -> None:
     assert {part(file) for file in FILES} == set(LEVEL)
 
 
-def test_imports_point_one_way() -> None:
+def test_imports_point_to_the_same_or_a_lower_level() -> None:
     for file in FILES:
         upwards = {name for name in parts_imported(file) if LEVEL[name] > LEVEL[part(file)]}
-        assert not upwards, f"{identified(file)} imports {sorted(upwards)}"
+        assert not upwards, f"{relative_path(file)} imports {sorted(upwards)}"
 
 
 def test_no_module_is_loaded_by_a_string() -> None:
-    """Which the check above would not see."""
+    """The check above would not find such imports."""
     for file in FILES:
         named = {getattr(node, "attr", getattr(node, "id", "")) for node in ast.walk(TREES[file])}
         loaded = named & {"import_module", "__import__", "exec", "find_spec"} - ALLOWED.get(file.name, set())
-        assert not loaded, identified(file)
+        assert not loaded, relative_path(file)
 
 
-def test_the_check_sees_what_is_there() -> None:
-    """Imports that are known to exist, at the top and inside functions."""
+def test_the_import_check_finds_known_imports() -> None:
     assert {"methods", "data"} <= parts_imported(PACKAGE / "engine" / "client.py")
     assert "report" in parts_imported(PACKAGE / "cli" / "train.py")  # imported where it is needed
 
 
-def test_a_method_knows_no_flower_or_triton() -> None:
+def test_methods_do_not_import_flower_or_triton() -> None:
     for file in (PACKAGE / "methods").glob("*.py"):
         named = {name.split(".")[0] for name in imports(TREES[file])}
-        assert not named & {"flwr", "triton"}, identified(file)
+        assert not named & {"flwr", "triton"}, relative_path(file)
 
 
 def test_public_names_are_pinned() -> None:
@@ -114,8 +113,8 @@ PIECES = {"aggregate", "data", "engine", "errors", "methods", "models", "pull", 
 """Parts of the package that others may build on module by module; all else is public by its name in `pfedlms` alone."""
 
 
-@pytest.mark.parametrize("file", PAPERS, ids=identified)
-def test_papers_use_public_names_alone(file: Path) -> None:
+@pytest.mark.parametrize("file", PAPERS, ids=relative_path)
+def test_papers_use_only_public_names(file: Path) -> None:
     """Names of `pfedlms`, or names without underscore of the pieces; and no private attribute of anything."""
     private = re.compile("_[^_]")
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -132,7 +131,7 @@ def test_papers_use_public_names_alone(file: Path) -> None:
             assert owner != "pfedlms" or node.attr in pfedlms.__all__, node.attr
 
 
-def test_importing_the_package_takes_no_extra() -> None:
+def test_importing_the_package_loads_no_extra() -> None:
     """In a fresh interpreter: neither plots nor Flower nor a GPU's compiler are loaded."""
 
     def loaded_by(work: str) -> set[str]:
@@ -150,29 +149,29 @@ def test_importing_the_package_takes_no_extra() -> None:
 ABSOLUTE = re.compile(r"(?<![\w.:/<])/(?:home|root|work|usr|tmp|opt|mnt|data|Users|var|private)/\w|\b[A-Za-z]:\\\\?\w")
 
 
-def test_no_file_names_a_path_of_some_machine() -> None:
+def test_no_file_has_a_path_of_one_machine() -> None:
     for file in FILES:
         texts = [node.value for node in ast.walk(TREES[file]) if isinstance(node, ast.Constant)]
         found = [text for text in texts if isinstance(text, str) and ABSOLUTE.search(text)]
-        assert not found, identified(file)
+        assert not found, relative_path(file)
 
 
-def test_paths_of_machines_would_be_found() -> None:
+def test_the_path_check_finds_known_paths() -> None:
     for path in ("/home/me/data", f"see /{'work'}/shared", "C:\\Users\\me", "/tmp/x"):
         assert ABSOLUTE.search(path), path
     for harmless in ("a/b", "https://example.org/data/x", "m / N", "../shared/data", "train/test", "1/√m"):
         assert not ABSOLUTE.search(harmless), harmless
 
 
-def test_modules_say_what_they_are_for() -> None:
-    assert [identified(file) for file in FILES if not ast.get_docstring(TREES[file])] == []
+def test_every_module_has_a_docstring() -> None:
+    assert [relative_path(file) for file in FILES if not ast.get_docstring(TREES[file])] == []
 
 
-def test_a_test_file_tests_something() -> None:
+def test_every_test_file_has_tests_with_unique_names() -> None:
     """By its names, so that it takes no import: functions test_… at the top. pytest imports files by name alone."""
     assert len({file.name for file in TESTS}) == len(TESTS)
     for file in TESTS:
         body = ast.parse(file.read_text(encoding="utf-8")).body
         names = [node.name for node in body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
-        assert names, identified(file)
-        assert len(set(names)) == len(names), identified(file)  # a second one of that name would hide the first
+        assert names, relative_path(file)
+        assert len(set(names)) == len(names), relative_path(file)  # a second one of that name would hide the first

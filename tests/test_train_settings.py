@@ -25,19 +25,19 @@ from pfedlms.train_settings import Schedule, TrainSettings
         (Schedule("cosine", warmup=2, rounds=2), [1 / 3, 2 / 3, 1]),
     ],
 )
-def test_factors_by_hand(schedule: Schedule, expected: list[float]) -> None:
+def test_the_factors_of_every_schedule_by_hand(schedule: Schedule, expected: list[float]) -> None:
     assert [schedule.factor(phase) for phase in range(len(expected))] == pytest.approx(expected, rel=1e-14)
 
 
-def test_settings_that_a_shape_does_not_read_make_no_difference() -> None:
-    """So that a run of another length is the same schedule, unless it is a cosine."""
+def test_settings_that_a_schedule_does_not_use_make_no_difference() -> None:
+    """A run of another length has the same schedule, unless it is a cosine."""
 
-    def of(**settings: Any) -> Schedule:
+    def rates_of(**settings: Any) -> Schedule:
         return TrainSettings(**settings).rates
 
-    assert of(rounds=5, decay=0.3, decay_every=4) == Schedule()
-    assert not of(rounds=5).changes
-    assert of(schedule="step", rounds=5, decay=0.3) == of(schedule="step", rounds=9, decay=0.3)
-    assert of(schedule="cosine", rounds=5, decay=0.3) == of(schedule="cosine", rounds=5)
-    assert of(schedule="cosine", rounds=5) != of(schedule="cosine", rounds=9)
-    assert all(of(**more).changes for more in ({"warmup": 1}, {"schedule": "step"}, {"schedule": "cosine"}))
+    assert rates_of(rounds=5, decay=0.3, decay_every=4) == Schedule()
+    assert not rates_of(rounds=5).changes
+    assert rates_of(schedule="step", rounds=5, decay=0.3) == rates_of(schedule="step", rounds=9, decay=0.3)
+    assert rates_of(schedule="cosine", rounds=5, decay=0.3) == rates_of(schedule="cosine", rounds=5)
+    assert rates_of(schedule="cosine", rounds=5) != rates_of(schedule="cosine", rounds=9)
+    assert all(rates_of(**more).changes for more in ({"warmup": 1}, {"schedule": "step"}, {"schedule": "cosine"}))

@@ -1,4 +1,4 @@
-"""Downloads from a server in this process, which can lack files, break off and lie."""
+"""Downloads from a server in this process, which can lack files, send half of a file or another file."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         thread.join()
 
 
-def test_a_file_is_fetched_once(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_downloaded_once(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     server.contents |= {"/file.bin": CONTENT, "/other.bin": CONTENT[:9]}
     monkeypatch.setitem(FILES["mnist"], "other.bin", hashlib.sha256(CONTENT[:9]).hexdigest())
     folder = tmp_path / "new" / "mnist"
@@ -73,7 +73,7 @@ def test_a_file_is_fetched_once(tmp_path: Path, server: Server, monkeypatch: pyt
     assert server.asked == ["/file.bin", "/other.bin"]
 
 
-def test_another_file_of_its_name_is_kept_and_named_or_replaced(tmp_path: Path, server: Server) -> None:
+def test_another_file_of_the_same_name_is_replaced_only_by_force(tmp_path: Path, server: Server) -> None:
     server.contents["/file.bin"] = CONTENT
     path = tmp_path / "mnist" / "file.bin"
     path.parent.mkdir()
@@ -86,10 +86,10 @@ def test_another_file_of_its_name_is_kept_and_named_or_replaced(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("wrong", [CONTENT[:-1] + b"\0", CONTENT + b"more", None])
-def test_a_wrong_file_is_never_given_its_name(
+def test_a_wrong_file_is_never_stored(
     tmp_path: Path, server: Server, wrong: bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All mirrors are named, each with its reason; None: there is no such file."""
+    """The message names all mirrors with their errors; None: the mirror lacks the file."""
     server.contents |= {"/file.bin": wrong} if wrong else {}
     monkeypatch.setitem(MIRRORS, "mnist", ("http://127.0.0.1:9", server.url))
     with pytest.raises(DownloadError) as caught:
@@ -102,8 +102,8 @@ def test_a_wrong_file_is_never_given_its_name(
     assert os.listdir(tmp_path / "mnist") == []
 
 
-def test_the_next_mirror_is_asked(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After one that does not answer, one without the file, one with another file, and one that breaks off."""
+def test_the_next_mirror_is_tried(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a mirror without a server, one without the file, one with another file, and one that sends half of it."""
     places = ("none", "other", "cut", "good")
     monkeypatch.setitem(MIRRORS, "mnist", ("http://127.0.0.1:9", *(f"{server.url}/{place}" for place in places)))
     server.contents |= {f"/{place}/file.bin": CONTENT for place in ("cut", "good")} | {"/other/file.bin": b"other"}
@@ -113,12 +113,12 @@ def test_the_next_mirror_is_asked(tmp_path: Path, server: Server, monkeypatch: p
 
 
 @pytest.mark.parametrize("name", ["digits", "minst", "folder:x"])
-def test_only_published_data_sets_can_be_fetched(tmp_path: Path, name: str) -> None:
+def test_only_published_data_sets_can_be_downloaded(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError, match=f"data download: got '{name}'; "):
         list(download(name, tmp_path))
 
 
-def test_everything_in_files_can_be_fetched() -> None:
+def test_every_published_data_set_has_checksums_and_mirrors() -> None:
     published = {name for name, source in DATASETS.items() if source.needs_dir} - set(NOT_DOWNLOADABLE)
     assert set(FILES) == set(MIRRORS) == published
     sums = [sha256 for files in FILES.values() for sha256 in files.values()]

@@ -1,5 +1,5 @@
-"""A federation's data from one pool or from each client's own arrays, a share set aside, and data of very many clients:
-nothing is computed for those that take no part, and samples may stay on the disk."""
+"""Federated data from one pool or from each client's own arrays: validation samples, fingerprints, and samples that
+stay on the disk."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def pair(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_every_client_of_a_pool_can_be_split() -> None:
-    """A client needs one sample to train and one to test on, whatever min_samples says."""
+    """A client needs one sample to train and one to test on, for any min_samples."""
     data = from_pool(np.zeros((8, 1)), np.zeros(8, dtype=int), Partitioning(4, 50.0, 1, min_samples=0))
     assert all(len(own) >= 1 for own in (*data.train, *data.test))
 
 
-def test_pairs_by_hand() -> None:
+def test_data_of_pairs_by_hand() -> None:
     data = from_pairs([(pair(0, 2), pair(2, 3)), (pair(3, 4), pair(4, 6))])
     assert (data.clients, data.shape, data.samples, data.classes) == (2, (2,), (2, 1), 3)
     assert data.x.dtype == torch.float32
@@ -40,12 +40,9 @@ def test_pairs_by_hand() -> None:
     assert (moved.train, moved.classes, moved.shape) == (data.train, 3, (2,))
 
 
-# --- a share set aside ---
-
-
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.9])
-def test_validation_comes_out_of_training_and_nothing_else_changes(share: float) -> None:
-    """Every client: what it trained on before is cut in two by class, give or take one; test samples are the same."""
+def test_validation_samples_are_taken_from_the_training_samples(share: float) -> None:
+    """Of every class of every client the share, up to one sample; test samples do not change."""
     x, y = load_dataset("digits")
     before, data = (from_pool(x, y, Partitioning(8, 0.5, 1, validation=each)) for each in (0.0, share))
     assert (before.clients, before.shape, before.classes, before.validation) == (8, (1, 8, 8), 10, ())
@@ -53,17 +50,17 @@ def test_validation_comes_out_of_training_and_nothing_else_changes(share: float)
     assert sorted(np.concatenate([*before.train, *before.test]).tolist()) == list(range(1797))
     assert len(data.validation) == 8
     for client, whole in enumerate(before.train):
-        train, aside = data.train[client], data.validation[client]
-        assert sorted([*train.tolist(), *aside.tolist()]) == whole.tolist()
+        train, held_out = data.train[client], data.validation[client]
+        assert sorted([*train.tolist(), *held_out.tolist()]) == whole.tolist()
         assert data.test[client].tolist() == before.test[client].tolist()
         assert len(data.test[client]) == round(0.25 * (len(whole) + len(data.test[client])))
-        assert len(aside) == min(max(round(share * len(whole)), 1), len(whole) - 1)
+        assert len(held_out) == min(max(round(share * len(whole)), 1), len(whole) - 1)
         for label in range(10):
-            assert abs((y[aside] == label).sum() - share * (y[whole] == label).sum()) <= 1
+            assert abs((y[held_out] == label).sum() - share * (y[whole] == label).sum()) <= 1
     assert data.samples == tuple(len(own) for own in data.train)
 
 
-def test_what_is_set_aside_is_drawn_by_seed_and_client_and_not_as_the_test_split() -> None:
+def test_validation_samples_are_drawn_by_seed_and_client() -> None:
     def drawn(seed: int, client: int = 0) -> list[int]:
         pairs = [((np.zeros((40, 1)), np.zeros(40, dtype=int)), (np.zeros((1, 1)), [0]))] * 2
         data = from_pairs(pairs, seed, validation=0.25)
@@ -76,27 +73,24 @@ def test_what_is_set_aside_is_drawn_by_seed_and_client_and_not_as_the_test_split
     assert drawn(1) != tested.tolist()
 
 
-def with_singles(*counts: int) -> list[tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]]:
+def clients_with(*counts: int) -> list[tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]]:
     return [((np.zeros((n, 1)), np.arange(n) % 2), (np.zeros((1, 1)), np.zeros(1, dtype=int))) for n in counts]
 
 
-def test_a_single_training_sample_is_trained_on() -> None:
+def test_a_single_training_sample_is_not_used_for_validation() -> None:
     with pytest.warns(UserWarning, match=r"data.validation: 2 of 4 clients hold a single .* V-acc is of the others"):
-        data = from_pairs(with_singles(1, 4, 2, 1), validation=0.5)
+        data = from_pairs(clients_with(1, 4, 2, 1), validation=0.5)
     assert data.samples == (1, 2, 1, 1)
     assert [len(own) for own in data.validation] == [0, 2, 1, 0]
     with pytest.raises(DataError, match=r"data.validation: got 0.5, but every client .* leave data.validation out"):
-        from_pairs(with_singles(1, 1), validation=0.5)
+        from_pairs(clients_with(1, 1), validation=0.5)
 
 
-# --- very many clients ---
-
-
-@pytest.mark.parametrize("remembered", [3, 5])
-def test_the_fingerprint_tells_data_apart(remembered: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other partitions, other shares set aside and other samples; of more clients than are remembered no splits are
-    drawn for it."""
-    monkeypatch.setattr("pfedlms.data.partition.MAX_CACHED", remembered)
+@pytest.mark.parametrize("cached", [3, 5])
+def test_different_data_have_different_fingerprints(cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other partitions, shares of validation or samples; if there are more clients than the cache holds, no splits are
+    drawn for the fingerprint."""
+    monkeypatch.setattr("pfedlms.data.partition.MAX_CACHED", cached)
     x, y = np.arange(160, dtype=np.float32).reshape(80, 2), np.arange(80) % 4
     made = [
         from_pool(x, y, Partitioning(5, 0.5, seed, 2, share, scheme))
@@ -104,7 +98,7 @@ def test_the_fingerprint_tells_data_apart(remembered: int, monkeypatch: pytest.M
     ]
     made.append(from_pool(x[::-1], y[::-1], Partitioning(5, 0.5, 0, 2, 0, "iid")))
     assert len({data.fingerprint() for data in made}) == 6
-    assert any(data.train.splits.cache for data in made) == (remembered == 5)
+    assert any(data.train.splits.cache for data in made) == (cached == 5)
     again = from_pool(x, y, Partitioning(5, 0.5, 0, 2, 0.2, "iid"))
     assert again.fingerprint() == made[2].fingerprint()
     hidden = FederatedData(again.x, again.y, tuple(again.train), tuple(again.test), again.classes)
@@ -117,34 +111,32 @@ def save(folder: Path, **arrays: np.ndarray) -> str:
     return f"file:{folder}/x.npy"
 
 
-def test_arrays_in_a_folder_are_mapped(tmp_path: Path) -> None:
+def test_arrays_in_a_folder_are_memory_mapped(tmp_path: Path) -> None:
     x, y = np.arange(24, dtype=np.float32).reshape(8, 3), np.array([0, 1] * 4)
     name = save(tmp_path, x=x, y=y, client=np.repeat([0, 7], 4))
     pool = load_pool(name)
     assert not pool.x.flags.writeable  # a copy could be written
     assert np.array_equal(pool.x, x)
     assert pool.y.tolist() == y.tolist()
-    assert pool.owner is not None
     assert (pool.owner.tolist(), pool.client_names) == ([0] * 4 + [1] * 4, ("0", "7"))
-    assert partitioned(pool, Partitioning(2, 1.0, 0, 2)).client_names == ("0", "7")  # though one is its number
+    assert partitioned(pool, Partitioning(2, 1.0, 0, 2)).client_names == ("0", "7")
     (tmp_path / "y.npy").write_bytes(b"nothing")
     with pytest.raises(DataError, match=r"x\.npy: arrays of its folder cannot be read .*numpy\.save"):
         load_pool(name)
 
 
-def test_a_run_on_mapped_samples_is_that_on_arrays(tmp_path: Path) -> None:
-    """By path, and given in Python; of clients called by their numbers no names are kept, and `everyone` is left out if
-    it is not asked for."""
+def test_a_run_on_memory_mapped_samples_equals_one_on_arrays(tmp_path: Path) -> None:
+    """By path and in Python; clients named by their numbers get no names, and `everyone` can be left out."""
     draw = np.random.default_rng(0)
     x, y = draw.standard_normal((400, 6), dtype=np.float32), draw.integers(0, 3, 400)
     name, same = save(tmp_path, x=x, y=y), {"clients": 50, "partition": "iid", "min_samples": 2, "participation": 0.1}
-    how = {"method": "fedavg", "rounds": 3, "local_steps": 2, "model": "dnn", "everyone": False, **same}
-    runs = [pfedlms.run(data, **how) for data in (name, (np.load(tmp_path / "x.npy", mmap_mode="r"), y), (x, y))]
+    settings = {"method": "fedavg", "rounds": 3, "local_steps": 2, "model": "dnn", "everyone": False, **same}
+    runs = [pfedlms.run(data, **settings) for data in (name, (np.load(tmp_path / "x.npy", mmap_mode="r"), y), (x, y))]
     measured = [[{**line, "seconds": 0} for line in run.metrics] for run in runs]
     assert measured[0] == measured[1] == measured[2]
     assert runs[0].summary["everyone"] is None
     save(tmp_path, client=np.repeat(np.arange(50), 8))
-    given = pfedlms.run(name, **{**how, "partition": "given"})
+    given = pfedlms.run(name, **{**settings, "partition": "given"})
     assert "client_names" not in given.summary
     assert given.client_names[9] == "9"
     assert given.federation.data.train[9].min() >= 72

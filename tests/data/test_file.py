@@ -1,4 +1,4 @@
-"""One file with samples, labels and perhaps clients, made here: arrays, CSV and Parquet, whole and broken."""
+"""Files with samples, labels and perhaps clients: arrays, CSV, Parquet and JSON, correct and broken."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def parquet_file(path: Path, columns: dict[str, list[Any]]) -> Path:
 
 
 Write = Callable[[Path, dict[str, list[Any]]], Path]
-both = pytest.mark.parametrize("write", [csv_file, parquet_file])
+csv_and_parquet = pytest.mark.parametrize("write", [csv_file, parquet_file])
 TABLE: dict[str, list[Any]] = {
     "height": [1.5, 2.0, -3.25],
     "label": ["cat", "dog", "cat"],
@@ -43,34 +43,28 @@ def read(path: Path, **settings: str) -> Pool:
     return load_pool(f"file:{path}", None, **settings)
 
 
-# --- rows with named columns ---
-
-
-@both
-def test_columns_by_hand(write: Write, tmp_path: Path) -> None:
-    """Features in the order of their columns, as they are; classes and clients by name."""
+@csv_and_parquet
+def test_columns_are_read_as_features_labels_and_clients(write: Write, tmp_path: Path) -> None:
     pool = read(write(tmp_path / "t", TABLE))
     assert pool.x.tolist() == [[1.5, 10], [2, 20], [-3.25, 30]]
     assert pool.x.dtype == np.float32
     assert pool.y.tolist() == [0, 1, 0]
     assert pool.names == ("cat", "dog")
-    assert pool.owner is not None
     assert (pool.owner.tolist(), pool.client_names) == ([1, 0, 1], ("bob", "eva"))
     unowned = read(write(tmp_path / "u", {name: column for name, column in TABLE.items() if name != "client"}))
     assert (unowned.x.shape, unowned.owner, unowned.client_names) == ((3, 2), None, ())
 
 
-@both
+@csv_and_parquet
 @pytest.mark.parametrize("label", ["label", "class", "target", "y", "Label", "CLASS"])
 @pytest.mark.parametrize("client", ["client", "user", "client_id", "User"])
-def test_what_columns_may_be_called(write: Write, label: str, client: str, tmp_path: Path) -> None:
+def test_columns_are_found_by_their_usual_names(write: Write, label: str, client: str, tmp_path: Path) -> None:
     pool = read(write(tmp_path / "t", {"a": [1, 2], label: [0, 1], client: [5, 3]}))
     assert (pool.x.shape, pool.names, pool.client_names) == ((2, 1), ("0", "1"), ("3", "5"))
 
 
-@both
-def test_columns_can_be_named(write: Write, tmp_path: Path) -> None:
-    """What would have been taken otherwise is a feature then."""
+@csv_and_parquet
+def test_label_and_client_columns_can_be_named(write: Write, tmp_path: Path) -> None:
     columns = {"y": [1, 2], "species": ["b", "a"], "site": [2, 1], "user": [7, 8]}
     with (
         pytest.warns(DataWarning, match=r"data\.owner_column is 'site', so the column 'user' is a feature"),
@@ -82,8 +76,8 @@ def test_columns_can_be_named(write: Write, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("index", ["", "Unnamed: 0", "__index_level_0__"])
-@both
-def test_numbers_of_rows_are_no_feature(write: Write, index: str, tmp_path: Path) -> None:
+@csv_and_parquet
+def test_a_column_of_row_numbers_is_left_out(write: Write, index: str, tmp_path: Path) -> None:
     path = write(tmp_path / "t", {index: [0, 1, 2], **TABLE})
     with pytest.warns(DataWarning, match=f"the column '{index}' is left out, as it numbers rows"):
         assert read(path).x.tolist() == [[1.5, 10], [2, 20], [-3.25, 30]]
@@ -105,11 +99,11 @@ def test_numbers_of_rows_are_no_feature(write: Write, index: str, tmp_path: Path
         (["١", "1", " 1"], [2, 1, 0], (" 1", "1", "١")),
         ([True, False, True], [1, 0, 1], ("False", "True")),
         (["b", "10", "9"], [2, 0, 1], ("10", "9", "b")),
-        ([2**62 + 1, 2**62, 0], [2, 1, 0], ("0", str(2**62), str(2**62 + 1))),  # beyond what floats tell apart
+        ([2**62 + 1, 2**62, 0], [2, 1, 0], ("0", str(2**62), str(2**62 + 1))),  # equal as floats
     ],
 )
-@both
-def test_classes_are_the_values_found(
+@csv_and_parquet
+def test_classes_are_the_values_in_the_label_column(
     write: Write, labels: list[Any], numbers: list[int], names: tuple[str, ...], tmp_path: Path
 ) -> None:
     pool = read(write(tmp_path / "t", {"a": [0, 0, 0], "label": labels}))
@@ -129,14 +123,14 @@ def test_classes_are_the_values_found(
     ],
     ids=["semicolons", "tabs", "tabs and commas", "as spreadsheets write it", "quotes, spaces and an empty line"],
 )
-def test_csv_as_it_comes(name: str, text: str, tmp_path: Path) -> None:
+def test_csv_is_read_with_any_delimiter_and_quotes(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text, encoding="utf-8", newline="")
     pool = read(tmp_path / name)
     assert pool.x.tolist() == [[1, 2.5], [-3, 400]]
     assert pool.names == ("x", "y")
 
 
-def test_floats_as_text_are_labels_as_typed_floats_are(tmp_path: Path) -> None:
+def test_labels_that_look_like_floats_are_numbers_in_csv_only(tmp_path: Path) -> None:
     """A CSV has no types: 2.0 is the number 2 and 1.50 is no label. In a column of text, 2.0 is a text."""
     columns: dict[str, list[Any]] = {"a": [0, 0, 0], "label": ["10.0", "3.0", "2.0"]}
     assert read(csv_file(tmp_path / "t", columns)).names == ("2", "3", "10")
@@ -145,8 +139,8 @@ def test_floats_as_text_are_labels_as_typed_floats_are(tmp_path: Path) -> None:
         read(csv_file(tmp_path / "t", columns | {"label": ["1.50", "3", "2"]}))
 
 
-@both
-def test_names_of_clients_are_taken_as_they_are_spelled(write: Write, tmp_path: Path) -> None:
+@csv_and_parquet
+def test_client_names_are_used_as_they_are_spelled(write: Write, tmp_path: Path) -> None:
     for names in (["007", "7", "1.1", "1.10"], ["1_0", "10", "007", "7"]):
         path = write(tmp_path / "t", {"a": [1, 2, 3, 4], "client": names, "label": [0, 1, 0, 1]})
         assert set(read(path).client_names) == set(names)
@@ -154,9 +148,6 @@ def test_names_of_clients_are_taken_as_they_are_spelled(write: Write, tmp_path: 
     assert read(csv_file(tmp_path / "v", columns)).client_names == ("1", "2", "10")  # as typed floats are
     (tmp_path / "u.csv").write_text("client,text\n007,some words\n7,other words\n")
     assert set(texts_by_client(tmp_path / "u.csv", read_columns(tmp_path / "u.csv"))) == {"007", "7"}
-
-
-# --- arrays ---
 
 
 @pytest.mark.parametrize(
@@ -167,7 +158,9 @@ def test_names_of_clients_are_taken_as_they_are_spelled(write: Write, tmp_path: 
         ("images", "label", "client", np.int64),
     ],
 )
-def test_arrays_by_hand(samples: str, labels: str, client: str, kind: type, tmp_path: Path) -> None:
+def test_arrays_have_samples_labels_and_clients(
+    samples: str, labels: str, client: str, kind: type, tmp_path: Path
+) -> None:
     """Whole numbers stay what they are; labels may be a column, and other arrays are left alone."""
     x = np.arange(12, dtype=kind).reshape(4, 3) + 2**30
     others = {client: np.array(["q", "p", "q", "q"]), "note": np.array("of others"), "scale": np.ones(3)}
@@ -176,7 +169,6 @@ def test_arrays_by_hand(samples: str, labels: str, client: str, kind: type, tmp_
     assert pool.x.dtype == kind
     assert pool.x.tolist() == x.tolist()
     assert (pool.y.tolist(), pool.names) == ([1, 0, 1, 0], ("1", "2"))
-    assert pool.owner is not None
     assert (pool.owner.tolist(), pool.client_names) == ([1, 0, 1, 1], ("p", "q"))
 
 
@@ -189,7 +181,7 @@ def test_arrays_by_hand(samples: str, labels: str, client: str, kind: type, tmp_
         ((2, 1, 8, 3), (2, 1, 8, 3)),
     ],
 )
-def test_bytes_are_images(shape: tuple[int, ...], expected: tuple[int, ...], tmp_path: Path) -> None:
+def test_bytes_are_normalised_as_images(shape: tuple[int, ...], expected: tuple[int, ...], tmp_path: Path) -> None:
     """One all 50, the other all 150: −1 and 1, channels first."""
     images = np.full(shape, 50, dtype=np.uint8)
     images[1] = 150
@@ -200,16 +192,14 @@ def test_bytes_are_images(shape: tuple[int, ...], expected: tuple[int, ...], tmp
     assert x[1] == pytest.approx(1, abs=1e-4)
 
 
-# --- clients of their own in JSON ---
-
 LEAF = {"users": ["b", "a"], "num_samples": [2, 1],
         "user_data": {"b": {"x": [[1, 2], [3, 4]], "y": [7, 5]}, "a": {"x": [[5, 6]], "y": [7]}}}  # fmt: skip
-LINES = [{"client": user, "x": x, "y": y} for user, own in LEAF["user_data"].items()  # type: ignore[attr-defined]
+LINES = [{"client": user, "x": x, "y": y} for user, own in LEAF["user_data"].items()
          for x, y in zip(own["x"], own["y"], strict=True)]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["t.json", "t.jsonl", "t.jsonl.gz", "t.parquet"])
-def test_clients_of_their_own_by_hand(name: str, tmp_path: Path) -> None:
+def test_json_and_nested_parquet_are_read_with_their_clients(name: str, tmp_path: Path) -> None:
     """The same samples as LEAF has them, as lines, and as a table with a column of lists; whole numbers stay whole."""
     lines = "\n".join(map(json.dumps, LINES)) + "\n\n"
     match name:
@@ -223,16 +213,12 @@ def test_clients_of_their_own_by_hand(name: str, tmp_path: Path) -> None:
     assert pool.x.tolist() == [[1, 2], [3, 4], [5, 6]]
     assert pool.x.dtype == np.int64
     assert (pool.y.tolist(), pool.names) == ([1, 0, 1], ("5", "7"))
-    assert pool.owner is not None
     assert (pool.owner.tolist(), pool.client_names) == ([1, 1, 0], ("a", "b"))
 
-
-# --- what is refused ---
 
 WRONG: dict[str, tuple[dict[str, list[Any]], dict[str, str], str]] = {
     "no label": ({"a": [1], "b": [2]}, {}, r"got a, b, expected one called label or .* data.label_column=COLUMN"),
     "no such label": ({"a": [1], "kind": [2]}, {"label": "kinf"}, r"data.label_column: got 'kinf'.*did you mean kind"),
-    "no such client": ({"a": [1], "y": [2]}, {"client": "b"}, r"data.owner_column: got 'b'.* has no such column"),
     "no features": ({"label": [1], "client": [2]}, {}, "got 1 rows and no features"),
     "words as features": (
         {"a": [1, 2], "town": ["Ulm", "Bonn"], "y": [0, 1]}, {},
@@ -243,7 +229,7 @@ WRONG: dict[str, tuple[dict[str, list[Any]], dict[str, str], str]] = {
 }  # fmt: skip
 
 
-@both
+@csv_and_parquet
 @pytest.mark.parametrize(("columns", "settings", "message"), WRONG.values(), ids=WRONG)
 def test_wrong_columns_are_named(
     write: Write, columns: dict[str, list[Any]], settings: dict[str, str], message: str, tmp_path: Path
@@ -259,7 +245,7 @@ def test_missing_values_are_named(tmp_path: Path) -> None:
         ({"a": [1, 2], "y": [0, 1], "client": [None, "a"]}, r"column 'client': 1 client is missing"),
     ):
         with pytest.raises(DataError, match=message):
-            read(parquet_file(tmp_path / "t", columns))  # type: ignore[arg-type]
+            read(parquet_file(tmp_path / "t", columns))
 
 
 @pytest.mark.parametrize(
@@ -269,12 +255,11 @@ def test_missing_values_are_named(tmp_path: Path) -> None:
         ({"y": np.zeros(2)}, "got 2 rows and no features, expected at least one"),
         ({"data": np.zeros((2, 3)), "y": np.zeros(2)}, r"got 'data' of shape \(2, 3\); samples .* must be called x"),
         ({"x": np.zeros((2, 3)), "y": np.zeros(3)}, "got 3 rows of 'y' and 2 of 'x', expected as many"),
-        ({"x": np.zeros((0, 3)), "y": np.zeros(0)}, "got 0 rows of 'y' and 0 of 'x'"),
         ({"x": np.array([{}, {}]), "y": np.zeros(2)}, r"cannot be read as arrays .*numpy\.array\(objects\.tolist"),
     ],
 )
 def test_wrong_arrays_are_named(arrays: dict[str, np.ndarray], message: str, tmp_path: Path) -> None:
-    np.savez(tmp_path / "t.npz", **arrays)  # type: ignore[arg-type]
+    np.savez(tmp_path / "t.npz", **arrays)
     with pytest.raises(DataError, match=message):
         read(tmp_path / "t.npz")
 
@@ -293,14 +278,10 @@ BROKEN = [
     ("t.json", LEAF_OF % b'["to be", "or"], "y": ["t", "n"]', "too little text for 2 windows .*'a': 10 tokens"),
     ("t.jsonl", b'{"x": [1], "y": 0}\nnothing\n', "t.jsonl, line 2: got b'nothing', expected JSON"),
     ("t.jsonl", b'{"x": [1], "y": 0}\n{"x": [1]}\n', "line 2: got .* an object with x, y"),
-    ("t.jsonl", b'{"x": [1], "y": 0}\n{"x": [1], "y": 0, "z": 1}\n', "line 2: got .* an object with x, y"),
     ("t.jsonl", b'{"x": [1], "y": 0}\n{"x": [1], "y": "cat"}\n', "line 2: got y that is text, unlike in the lines"),
     ("t.jsonl", b"\xff\xfe", "line 1: got .*, expected JSON in UTF-8"),
     ("t.jsonl.gz", gzip.compress(b"{}", mtime=0)[:-4], "t.jsonl.gz: cannot be read"),
-    ("t.npz", b"", "as arrays"),
-    ("t.npz", b"\x93NUMPY\x01\x00", "as arrays"),
     ("t.npz", b"PK\x03\x04 half of it", "as arrays"),
-    ("t.parquet", b"", "not a whole Parquet file"),
     ("t.parquet", b"PAR1 something else", r"not a whole Parquet file \(.*\); write or fetch the file again"),
 ]
 
@@ -312,7 +293,7 @@ def test_broken_files_are_named(name: str, content: bytes, message: str, tmp_pat
         read(tmp_path / name)
 
 
-def test_what_is_no_such_file(tmp_path: Path) -> None:
+def test_a_missing_file_or_an_unknown_suffix_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"t.csv is no file; file:PATH names one"):
         read(tmp_path / "t.csv")
     with pytest.raises(DataError, match=r"t.xlsx, expected a file that ends in .npz, .csv, .tsv, .parquet, .json"):

@@ -1,5 +1,4 @@
-"""CIFAR-10 in Parquet files made here, image formats and column names mixed, whole and broken; and the decoded copies
-that are kept of them."""
+"""Published data sets in Parquet files, correct and broken; and the cache of decoded images."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ LABELS = [6, 9, 0, 4, 1, 3, 8]
 
 
 def picture(number: int) -> np.ndarray:
-    """`[32, 32, 3]`, every pixel and channel of its own kind."""
+    """`[32, 32, 3]`, random pixels."""
     return np.random.default_rng(number).integers(0, 256, (32, 32, 3), dtype=np.uint8)
 
 
@@ -77,9 +76,6 @@ def assert_pixels(x: np.ndarray) -> None:
         np.testing.assert_allclose(x[number].transpose(1, 2, 0), expected, rtol=1e-5, atol=1e-6)
 
 
-# --- what is read ---
-
-
 def test_files_are_found_decoded_and_pooled(tmp_path: Path) -> None:
     """Image formats may differ from row to row, and names end in a hash."""
     kinds = iter(["PNG", "WEBP", "WEBP", "BMP", "PNG", "TIFF", "WEBP"])
@@ -94,12 +90,12 @@ HUBS = {
     "svhn": ("cropped_digits", "label", 10, (3, 32, 32)), "cifar10": ("plain_text", "label", 10, (3, 32, 32)),
     "cifar100": ("cifar100", "fine_label", 100, (3, 32, 32)),
 }  # fmt: skip
-"""What hubs call them and their labels, how many classes there are, and the shape of a sample."""
+"""The name of the set and of its labels on hubs, the number of classes and the shape of a sample."""
 
 
 @pytest.mark.parametrize("place", [".", "{name}", "{name}/{hub}", "{name}/data"])
 @pytest.mark.parametrize("name", HUBS)
-def test_every_data_set_as_hubs_have_it(tmp_path: Path, name: str, place: str) -> None:
+def test_every_data_set_is_read_as_hubs_publish_it(tmp_path: Path, name: str, place: str) -> None:
     """Fine labels and coarse ones beside each other; the last class is there; grey or colour."""
     hub, label, classes, shape = HUBS[name]
     folder = tmp_path / place.format(name=name, hub=hub)
@@ -115,10 +111,7 @@ def test_every_data_set_as_hubs_have_it(tmp_path: Path, name: str, place: str) -
     assert np.array_equal(np.rint(raw.x[1] * 255), pixels.reshape(*shape[1:], shape[0]).transpose(2, 0, 1))
 
 
-# --- what is refused ---
-
-
-def refused(folder: Path) -> str:
+def error_of(folder: Path) -> str:
     with pytest.raises(DataError) as caught:
         load_dataset("cifar10", folder)
     message = str(caught.value)
@@ -126,24 +119,24 @@ def refused(folder: Path) -> str:
     return message
 
 
-def test_missing_files_and_files_of_two_sets_are_named(tmp_path: Path) -> None:
+def test_missing_and_duplicate_files_are_named(tmp_path: Path) -> None:
     for name, problem in (("train-00001-of-00002", "as many as their names"), ("test-00000-of-00001", "is missing")):
         folder = write(tmp_path / name)
         (folder / f"{name}.parquet").unlink()
-        message = refused(folder)
+        message = error_of(folder)
         assert message.startswith(f"{folder}: ")
         assert problem in message
     for other in ("train-00000-of-00001", "train-00002-of-00002"):
         folder = write(tmp_path / other)
         (folder / f"{other}.parquet").write_bytes((folder / "train-00001-of-00002.parquet").read_bytes())
-        assert re.search(f"got .*{other}.parquet.*, expected as many as their names say, each once", refused(folder))
+        assert re.search(f"got .*{other}.parquet.*, expected as many as their names say, each once", error_of(folder))
 
 
-def with_test(folder: Path, made: pa.Table) -> str:
-    """What is said when the file of test is replaced."""
+def error_with_test_file(folder: Path, made: pa.Table) -> str:
+    """The error if the file of test samples is replaced by this table."""
     path = write(folder) / "test-00000-of-00001.parquet"
     parquet.write_table(made, path)
-    message = refused(folder)
+    message = error_of(folder)
     assert message.startswith(str(path))
     return message.removeprefix(str(path))
 
@@ -157,8 +150,8 @@ WRONG_COLUMNS = {
 
 
 @pytest.mark.parametrize("made", WRONG_COLUMNS.values(), ids=WRONG_COLUMNS)
-def test_other_columns_are_shown_beside_what_is_expected(tmp_path: Path, made: pa.Table) -> None:
-    message = with_test(tmp_path, made)
+def test_wrong_columns_are_named_with_the_expected_ones(tmp_path: Path, made: pa.Table) -> None:
+    message = error_with_test_file(tmp_path, made)
     assert message.startswith(": got columns {")
     assert all(name in message for name in made.column_names)
     assert "expected img or image (struct with bytes) and label or fine_label (whole numbers)" in message
@@ -174,19 +167,18 @@ WRONG_ROWS = {
 
 
 @pytest.mark.parametrize(("image", "label", "problem"), WRONG_ROWS.values(), ids=WRONG_ROWS)
-def test_a_wrong_row_is_named(
+def test_wrong_rows_are_named(
     tmp_path: Path, cache: Path, image: bytes | None, label: int | None, problem: str
 ) -> None:
-    """Between good ones; and nothing is kept of the file."""
-    message = with_test(tmp_path / "data", table([GOOD, GOOD, image, GOOD], [1, 2, label, 3]))
+    message = error_with_test_file(tmp_path / "data", table([GOOD, GOOD, image, GOOD], [1, 2, label, 3]))
     assert message.startswith(", row 2 (from 0): ")
     assert "0x" not in message
     assert problem in message
     assert len(list(cache.iterdir())) == 2  # of train
 
 
-def test_changed_bytes_are_an_error_or_harmless(tmp_path: Path) -> None:
-    """Any of 150 places: refused as data, never anything else; images of PNG carry checksums, so pixels are right."""
+def test_changed_bytes_raise_a_data_error_or_do_not_matter(tmp_path: Path) -> None:
+    """A change at any of 150 places raises no other error; PNG has checksums, so pixels that are read are right."""
     path = write(tmp_path) / "test-00000-of-00001.parquet"
     content = path.read_bytes()
     places, outcomes = np.random.default_rng(0).integers(0, len(content), 150), set()
@@ -200,8 +192,7 @@ def test_changed_bytes_are_an_error_or_harmless(tmp_path: Path) -> None:
     assert outcomes == {"harmless", "refused"}
 
 
-def test_without_the_extra_its_name_is_said(tmp_path: Path) -> None:
-    """In a fresh interpreter without pyarrow, and in one without pillow."""
+def test_a_missing_extra_is_named(tmp_path: Path) -> None:
     write(tmp_path)
     script = (
         "import sys; sys.modules[sys.argv[2]] = None; from pfedlms.data import load_dataset\n"
@@ -215,27 +206,24 @@ def test_without_the_extra_its_name_is_said(tmp_path: Path) -> None:
         assert "install what is missing with: pip install 'pfedlms[data]'" in done.stdout
 
 
-# --- decoded copies ---
-
-
-def test_a_damaged_copy_costs_a_warning_and_is_made_again(tmp_path: Path, cache: Path) -> None:
+def test_a_damaged_copy_is_made_again_with_a_warning(tmp_path: Path, cache: Path) -> None:
     """Empty, cut, longer, and with one bit changed among the pixels, the names or the directory."""
     data = write(tmp_path / "data")
     load_dataset("cifar10", data)
     copy = max(cache.iterdir(), key=lambda path: path.stat().st_size)
-    kept = copy.read_bytes()
-    place = kept.index(b"images.npy")
-    flips = [kept[:n] + bytes([kept[n] ^ 1]) + kept[n + 1 :] for n in (500, place + 2, len(kept) - 30)]
-    for damage in (b"", kept[: len(kept) // 2], kept[:-1], b"not a zip file" * 20, *flips):
+    valid = copy.read_bytes()
+    place = valid.index(b"images.npy")
+    flips = [valid[:n] + bytes([valid[n] ^ 1]) + valid[n + 1 :] for n in (500, place + 2, len(valid) - 30)]
+    for damage in (b"", valid[: len(valid) // 2], valid[:-1], b"not a zip file" * 20, *flips):
         copy.write_bytes(damage)
         with pytest.warns(UserWarning, match=f"{copy.name}: cannot be read .* decoded again; PFEDLMS_CACHE names ano"):
             assert_all(load_dataset("cifar10", data))
-        assert copy.read_bytes()[:100] == kept[:100]
-        assert copy.stat().st_size == len(kept)
+        assert copy.read_bytes()[:100] == valid[:100]
+        assert copy.stat().st_size == len(valid)
 
 
-def test_a_copy_that_cannot_be_written_costs_a_warning_and_leaves_nothing(tmp_path: Path, cache: Path) -> None:
-    """As the system says it: after the first 1000 bytes of a file there is no room."""
+def test_a_copy_that_cannot_be_written_is_left_out_with_a_warning(tmp_path: Path, cache: Path) -> None:
+    """A file size limit of 1000 bytes makes writing fail."""
     data = write(tmp_path / "data")
     script = """
         import resource, signal, sys, warnings
@@ -262,7 +250,7 @@ def test_a_copy_that_cannot_be_written_costs_a_warning_and_leaves_nothing(tmp_pa
         ({"PFEDLMS_CACHE": "", "XDG_CACHE_HOME": "relative"}, "home/.cache/pfedlms"),
     ],
 )
-def test_where_copies_are_kept(
+def test_environment_variables_name_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], folder: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -9,7 +9,7 @@ import plain_client as plain
 import pytest
 import torch
 
-from factories import cohort_of, digits, federation, normal, overheard, played
+from factories import cohort_of, digits, federation, normal, played, recorded_messages
 from pfedlms.engine.catch_up import AnswerLog, CatchUp, _entry_values, fingerprints_of
 from pfedlms.engine.federation import Federation
 from pfedlms.engine.transport import CatchUpOrders, Code, Inbox, Record, Request, server_frame
@@ -81,7 +81,7 @@ def test_an_absent_client_catches_up_in_the_fewest_bytes(
 @pytest.mark.filterwarnings("ignore:sketchvote")
 def test_every_form_of_catching_up_gives_the_bits_of_the_server(method: str, settings: dict[str, Any]) -> None:
     """From w⁰, from frames that are decoded again: answers, changes, differences and the model."""
-    with overheard() as messages:
+    with recorded_messages() as messages:
         run = played(federation(method, digits(8), **settings), 5)
     by, server = run._terms.catch_up, run._state.server
     answers = [sent for sent in messages if sent.sender == SERVER]

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import factories
-from factories import Post, seeded, tensors
+from factories import RecordingLink, seeded, tensors
 from pfedlms.data import FederatedData, batch_positions
 from pfedlms.data.batches import Augmentation
 from pfedlms.engine import Evaluation
@@ -77,7 +77,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def played(name: str, data: FederatedData, module: nn.Module, **options: Any) -> tuple[list[Any], dict[str, Tensor]]:
-    post = Post()
+    post = RecordingLink()
     if "criterion" in options:
         options["criterion"] = criterion(*options["criterion"])
     federation = federate(name, data, module, link=post, **options)
@@ -184,7 +184,7 @@ def correct_by_hand(module: nn.Module, data: FederatedData, client: int) -> int:
 def test_global_accuracy_is_measured_before_the_local_steps_and_personal_accuracy_after() -> None:
     """The expected average is computed from the frames."""
     module = seeded(dnn)
-    post = Post()
+    post = RecordingLink()
     federation = federate("fedavg", DIGITS, module, link=post, local_steps=8, learning_rate=0.3)
     shared = federation.play_round(evaluate_global=True).global_evaluation
     personal = federation.evaluate()

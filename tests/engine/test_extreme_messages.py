@@ -14,7 +14,17 @@ import plain_client as plain
 import pytest
 import torch
 
-from factories import LARGEST, digits, overheard, played, random_values, sealed, small_data, small_module, task_of
+from factories import (
+    LARGEST,
+    digits,
+    played,
+    random_values,
+    recorded_messages,
+    sealed,
+    small_data,
+    small_module,
+    task_of,
+)
 from factories import federation as federation_of
 from pfedlms.aggregate import outliers
 from pfedlms.cohort import Cohort
@@ -57,7 +67,7 @@ def test_a_mean_that_makes_thresholds_overflow_does_not_stop_the_run(side: int, 
         return with_means(data, [side * LARGEST, side * LARGEST]) if data[5] == 0 and sender == 3 else data
 
     run = federation(link, thresholds=15, smoothing=smoothing, spacing=spacing)
-    with overheard() as messages:
+    with recorded_messages() as messages:
         played(run, 3)
     (first, *_) = [sent.data for sent in messages if sent.message.kind == 1]
     mean, _, deviation, _ = floats_in(first)
@@ -76,7 +86,7 @@ def test_statistics_are_summed_in_the_order_of_ids(
     monkeypatch.setattr(aggregation, "BUFFER_BYTES", room)
     means = [2.0**60, 3.0, -(2.0**60), 5.0]
     before = federation(engine_simulate.perfect_link, cohort_size=cohort_size)
-    with overheard() as messages:
+    with recorded_messages() as messages:
         before.play_round()
     statistics = [sent for sent in messages if sent.message.kind == 0]
     frames = {sent.sender: with_samples(with_means(sent.data, [means[sent.sender]] * 2), 1) for sent in statistics}
@@ -87,7 +97,7 @@ def test_statistics_are_summed_in_the_order_of_ids(
             return frames[order[k]] if data[5] == 0 else with_samples(data, 1)
 
         run = federation(link, cohort_size=cohort_size)
-        with overheard() as messages:
+        with recorded_messages() as messages:
             run.play_round()
         answers |= {sent.data for sent in messages if sent.message.kind == 1}
     assert [floats_in(answer)[:2] for answer in answers] == [[5 / 4, 5 / 4]]

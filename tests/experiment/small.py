@@ -1,4 +1,4 @@
-"""What tests of runs and studies share: small settings, models and data, and callbacks that end a run."""
+"""Shared by the tests of runs and studies: small settings, models, losses and data, and callbacks that end a run."""
 
 from __future__ import annotations
 
@@ -26,41 +26,49 @@ OPTIONS = [
 X = np.random.default_rng(0).normal(size=(80, 4)).astype(np.float32)
 Y = np.arange(80) % 2
 QUICK: dict[str, Any] = {"rounds": 2, "local_steps": 1, "batch_size": 8, "threads": 1, "progress": False}
-"""For X, Y and `linear`, with the number of clients."""
+"""Settings for X, Y and `linear`; the number of clients is added."""
 
 
 def linear() -> nn.Module:
     return nn.Linear(4, 2)
 
 
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).square().mean(dim=-1)
+
+
+def half_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs.argmax(1) == targets).float() / 2
+
+
 def same_models(ours: Iterable[Mapping[str, Any]], theirs: Iterable[Mapping[str, Any]]) -> bool:
-    """To the bit, client by client."""
+    """Whether the models of all clients are equal, bit by bit."""
     return all(same(dict(own), dict(other)) for own, other in zip(ours, theirs, strict=True))
 
 
-def stripped(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Lines of metrics or summaries without what depends on time and place."""
-    left_out = ("seconds", "name", "directory", "environment")
-    return [{key: value for key, value in record.items() if key not in left_out} for record in records]
+def without_timings(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Metrics or summaries without the values that depend on time and place."""
+    omitted = ("seconds", "name", "directory", "environment")
+    return [{key: value for key, value in record.items() if key not in omitted} for record in records]
 
 
 def stored_metrics(folder: Path) -> list[dict[str, Any]]:
-    return stripped(json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
+    return without_timings(json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
 
 
-def assert_same(got: Path, expected: Path) -> None:
-    """Metrics, the summary and every tensor of the last checkpoint; only timings may differ."""
+def assert_same_run(got: Path, expected: Path) -> None:
+    """Metrics, summary and every tensor of the last checkpoint are equal; only timings may differ."""
     assert stored_metrics(got) == stored_metrics(expected)
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in (got, expected)]
-    assert stripped(summaries[:1]) == stripped(summaries[1:])
+    assert without_timings(summaries[:1]) == without_timings(summaries[1:])
     states = [torch.load(folder / "checkpoint.pt", weights_only=True) for folder in (got, expected)]
     assert states[0]["traffic"] == states[1]["traffic"]
     assert states[0]["federation"]["rounds_played"] == states[1]["federation"]["rounds_played"]
     assert same(*map(tensors, states))
 
 
-def change(folder: Path, old: str, new: str) -> None:
-    """Another setting in the config.toml of a run."""
+def edit_config(folder: Path, old: str, new: str) -> None:
+    """Replace a setting in the config.toml of a run."""
     file = folder / "config.toml"
     text = file.read_text()
     assert old in text
@@ -72,7 +80,7 @@ def batch_norm() -> nn.Module:
 
 
 class Wrapped(nn.Module):
-    """Returns what `wrap` makes of the outputs of a module that takes samples of a type."""
+    """Applies `wrap` to the outputs of a module that takes samples of type `kind`."""
 
     def __init__(self, module: nn.Module, wrap: Callable[[Tensor], Any], kind: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -83,28 +91,30 @@ class Wrapped(nn.Module):
 
 
 def network() -> nn.Module:
-    """The model of digits with 12 hidden units."""
+    """The same model as `dnn` for digits with 12 hidden units."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
 
 
-def accuracy_of(models: Sequence[Any], data: pfedlms.data.FederatedData, held: Any, clients: Iterable[int]) -> float:
-    """Of some clients' models on the samples each holds, in percent; by PyTorch's own module."""
-    right = total = 0
+def accuracy_of_models(
+    models: Sequence[Any], data: pfedlms.data.FederatedData, held: Any, clients: Iterable[int]
+) -> float:
+    """Accuracy of some clients' models on the samples that each client holds, in percent, by plain PyTorch."""
+    correct = total = 0
     for client in clients:
         module = network()
         module.load_state_dict(models[client])
         with torch.no_grad():
-            right += int((module(data.x[held[client]]).argmax(dim=1) == data.y[held[client]]).sum())
+            correct += int((module(data.x[held[client]]).argmax(dim=1) == data.y[held[client]]).sum())
         total += len(held[client])
-    return 100 * right / total
+    return 100 * correct / total
 
 
 class Crash(Exception):
     pass
 
 
-class Ends(pfedlms.Callback):
-    """Notes how runs end."""
+class RecordEnds(pfedlms.Callback):
+    """Records status and rounds of every run that ends."""
 
     def __init__(self) -> None:
         self.ends: list[tuple[str, int]] = []
@@ -113,8 +123,8 @@ class Ends(pfedlms.Callback):
         self.ends.append((summary["status"], summary["rounds"]))
 
 
-class Crashing(Ends):
-    """Raises in some of its calls in one round, of one method if it is named."""
+class CrashAt(RecordEnds):
+    """Raises `Crash` in the callback methods named in `where` in one round; of one method only if it is given."""
 
     def __init__(self, at: int, method: str | None = None, where: Sequence[str] = ("on_evaluation",)) -> None:
         super().__init__()
@@ -138,8 +148,8 @@ class Crashing(Ends):
         self._call("on_end", run)
 
 
-class Pressing(Ends):
-    """Sends a signal, so many times, in one round, of one seed or name if it is given."""
+class SendSignal(RecordEnds):
+    """Sends a signal `times` times in one round; only in the run of one seed or name if it is given."""
 
     def __init__(self, at: int, times: int = 1, number: int = signal.SIGINT, of: int | str | None = None) -> None:
         super().__init__()

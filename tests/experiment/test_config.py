@@ -1,4 +1,4 @@
-"""Settings: where a value comes from, what is refused and how it is said, and that a written file reads back."""
+"""Settings: which source of a value wins, what is refused with which message, and that a written file reads back."""
 
 from __future__ import annotations
 
@@ -47,11 +47,8 @@ def problems(file: Path | None = None, **tables: Any) -> list[str]:
     return list(caught.value.problems)
 
 
-# --- where values come from ---
-
-
 def test_defaults_then_preset_then_file_then_overrides(tmp_path: Path) -> None:
-    """digits.toml ships hidden = 252 and batch_size = 32 where the code says 256 and 64."""
+    """digits.toml ships hidden = 252 and batch_size = 32 the defaults in the code are 256 and 64."""
     default, shipped = Config().model.hidden, load_config().model.hidden
     assert (default, shipped) == (256, 252)
     file = write(tmp_path, "[model]\nhidden = 100\n[train]\nrounds = 7\n")
@@ -65,11 +62,9 @@ def test_defaults_then_preset_then_file_then_overrides(tmp_path: Path) -> None:
     assert load_config(None, {"data": {"dataset": "custom"}}).model.hidden == 256  # none: the defaults
 
 
-def test_methods_on_a_data_set_without_sweeps_have_the_settings_of_its_relative(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """By hand: on CIFAR-10 gain 3 and allocation 0.7 were chosen for sketchvote. Nothing else comes from there, and
-    nothing where the data set has a file of its own."""
+def test_a_data_set_may_take_the_settings_of_its_relative(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For sketchvote, gain 3 and allocation 0.7 were chosen on CIFAR-10. A relative gives nothing else, and it gives
+    nothing to a data set that has a file of its own."""
     for dataset, model, augment in (("svhn", "vgg8", "crop"), ("cifar100", "vgg11", "crop+flip")):
         tables = shipped_defaults(dataset, "sketchvote")
         assert tables["method"] == {"gain": 3.0, "allocation": 0.7}
@@ -79,7 +74,7 @@ def test_methods_on_a_data_set_without_sweeps_have_the_settings_of_its_relative(
     assert shipped_defaults("mnist", "zsign") == own
 
 
-def test_texts_of_the_command_line_take_the_type_of_their_key() -> None:
+def test_an_override_has_the_type_of_its_key() -> None:
     texts = ["train.rounds=5", "train.learning_rate=1e-2", "method.layerwise=False", "data.dir=a=b c", "method.ratio=1"]
     tables = parse_overrides(texts)
     assert tables == {
@@ -91,7 +86,7 @@ def test_texts_of_the_command_line_take_the_type_of_their_key() -> None:
 
 
 def test_a_key_that_methods_share_has_one_type() -> None:
-    """So that a text can take it before the method is known, which a file may name."""
+    """An override gets its type before the method is known, because a file may name the method."""
     kinds: dict[str, set[str]] = {}
     for method in METHODS.values():
         for declared in fields(method.Settings):
@@ -102,21 +97,17 @@ def test_a_key_that_methods_share_has_one_type() -> None:
     assert load_config(None, tables).settings.bits == 2
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
-    """Settings as they come out of an array are the run that Python's own numbers give."""
+def test_numbers_of_numpy_and_torch_are_accepted() -> None:
     numbers = (np.int64(2), torch.tensor(0.0625)), (2, 0.0625)
-    ours, theirs = (load_config(None, {"train": {"rounds": n, "learning_rate": rate}}) for n, rate in numbers)
-    assert (ours, ours.to_toml()) == (theirs, theirs.to_toml())
+    from_arrays, plain = (load_config(None, {"train": {"rounds": n, "learning_rate": rate}}) for n, rate in numbers)
+    assert (from_arrays, from_arrays.to_toml()) == (plain, plain.to_toml())
     assert load_config(None, {"method": {"layerwise": np.bool_(0)}}).settings.layerwise is False
     for wrong in (np.float64(2.5), np.array([3])):
         (found,) = problems(train={"rounds": wrong})
         assert found.startswith("train.rounds: got ")
 
 
-# --- what is refused ---
-
-
-def test_the_reference_is_not_stacked() -> None:
+def test_the_reference_refuses_a_cohort_size_above_one() -> None:
     found = problems(run={"reference": True, "cohort_size": 5, "seed": -1})
     assert [line.split(":")[0] for line in found] == ["run.seed", "run.cohort_size"]
     assert load_config(None, {"run": {"reference": True, "cohort_size": 1}}).run.reference
@@ -132,40 +123,35 @@ def test_a_removed_setting_is_unknown_but_a_stored_run_that_did_not_use_it_loads
         load_config(file, stored=True)
 
 
-def test_every_error_at_once_with_key_got_expected_and_nearest_name() -> None:
+def test_all_errors_are_reported_at_once_with_the_nearest_names() -> None:
     found = problems(
-        data={"alpha": 0, "clinets": 5, "dataset": "digts"},
+        data={"clinets": 5, "dataset": "digts"},
         model={"name": "vgg9"},
         train={"rounds": 2.5},
-        method={"thresholds": 0, "stength": 1.0},
+        method={"stength": 1.0},
         trian={"rounds": 3},
-        run={"seed": -1, "evaluate_every": True},
     )
     expected = [
-        ("data.alpha: got 0, expected a number above 0", ""),
         ("data.clinets: unknown key; did you mean clients?", ""),
         ("data.dataset: got 'digts', expected one of: digits, ", "; did you mean digits?"),
         ("model.name: got 'vgg9', expected one of: dnn, vgg8, ", "; did you mean vgg8 or vgg11 or vgg16?"),
         ("train.rounds: got 2.5, expected a whole number of at least 1", ""),
-        ("method.thresholds: got 0, expected a whole number of at least 1 and at most 255", ""),
         ("method.stength: unknown key; did you mean strength?", ""),
         ("[trian]: unknown section; did you mean train", ""),
-        ("run.seed: got -1, expected a whole number of at least 0 and at most 9223372036854775807", ""),
-        ("run.evaluate_every: got True, expected a whole number of at least 1", ""),
     ]
     assert len(found) == len(expected)
     for start, end in expected:
         assert any(line.startswith(start) and line.endswith(end) for line in found), start
 
 
-def test_an_unknown_method_shows_the_nearest_names() -> None:
+def test_an_unknown_method_is_answered_with_the_nearest_names() -> None:
     (found,) = problems(method={"name": "pfedlsm"})
     assert found.startswith("method.name: got 'pfedlsm'; did you mean pfedlms")
     (found,) = problems(method={"name": 5})
     assert found.startswith(f"method.name: got 5; expected one of: {', '.join(METHODS)}; a method of your own takes")
 
 
-def test_a_key_of_another_method_says_whose_it_is() -> None:
+def test_a_key_of_another_method_is_refused_with_the_name_of_that_method() -> None:
     (found,) = problems(method={"name": "local", "thresholds": 3})
     assert found == "method.thresholds: a setting of pfedlms, not of local, which has no settings of its own"
     (found,) = problems(method={"name": "stc", "allocation": 3})
@@ -178,18 +164,17 @@ def test_a_key_of_another_method_says_whose_it_is() -> None:
     ("section", "key", "values"),
     [
         ("data", "alpha", [0, -1e-9, float("nan"), float("inf"), "0.5", True, None, [0.5]]),
-        ("data", "clients", [0, 1.0, "5", True, 1 << 32]),
-        ("data", "validation", [-0.1, 1, 1.5, float("nan"), "0.1", True]),
+        ("data", "clients", [0, 1.0, 1 << 32]),
         ("method", "thresholds", [0, 1.0, 256, True, "7"]),
-        ("method", "ratio", [0, 1.0000001, False]),
         ("method", "layerwise", [0, 1, "true", None]),
         ("train", "learning_rate", [0, -0.1, 10**400, "fast"]),
+        ("train", "momentum", [-0.1, 1.0]),
         ("run", "seed", [-1, 1 << 63, 0.0, "x"]),
         ("run", "device", ["gpu", 0, ""]),
         ("run", "out", [5, None, False]),
     ],
 )
-def test_a_value_of_the_wrong_type_or_out_of_bounds(section: str, key: str, values: list[Any]) -> None:
+def test_a_value_of_the_wrong_type_or_out_of_bounds_is_refused(section: str, key: str, values: list[Any]) -> None:
     for value in values:
         (found,) = problems(**{section: {key: value}})
         assert found.startswith(f"{section}.{key}: got {value!r}, expected "), found
@@ -199,22 +184,14 @@ def test_a_value_of_the_wrong_type_or_out_of_bounds(section: str, key: str, valu
     ("section", "key", "values"),
     [
         ("data", "alpha", [1e-9, 100]),
-        ("data", "validation", [0, 0.999999]),
         ("method", "thresholds", [1, 255]),
         ("method", "ratio", [1e-6, 1, 1.0]),
-        ("method", "strength", [0, 0.0]),
         ("run", "seed", [0, (1 << 63) - 1]),
     ],
 )
 def test_the_bounds_themselves_are_allowed(section: str, key: str, values: list[Any]) -> None:
     for value in values:
         assert load_config(None, {section: {key: value}}).tables()[section][key] == value
-
-
-@pytest.mark.parametrize("section", ["run", "method"])
-def test_a_section_that_is_no_table(section: str, tmp_path: Path) -> None:
-    (found,) = problems(write(tmp_path, f"[[{section}]]\nseed = 1"))
-    assert found == f"{section}: got [{{'seed': 1}}], expected a section [{section}]"
 
 
 BROKEN = {
@@ -225,14 +202,10 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
-def test_broken_toml_names_the_file(text: str, tmp_path: Path) -> None:
+def test_broken_toml_is_refused_with_the_name_of_the_file(text: str, tmp_path: Path) -> None:
     file = write(tmp_path, text)
     (found,) = problems(file)
     assert found.startswith(f"{file}: not a TOML file: ")
-
-
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    assert problems(tmp_path) == [f"{tmp_path}: cannot be read (Is a directory); a run's folder is for resume and show"]
 
 
 @pytest.mark.parametrize("schema", [2, "1"])
@@ -241,34 +214,23 @@ def test_another_schema_is_refused_before_anything_else(schema: Any) -> None:
     assert found == f"schema: got {schema!r}, expected 1; the config is of another version of pfedlms"
 
 
-def test_malformed_overrides_are_all_named() -> None:
-    texts = ["rounds=5", "train.rounds", "=5", ".rounds=5", "train.=5", "train.rounds=5"]
-    with pytest.raises(ConfigError) as caught:
-        parse_overrides(texts)
-    assert len(caught.value.problems) == 5
-    assert "--set: got 'rounds=5', expected section.key=value" in caught.value.problems[0]
-
-
-# --- files ---
-
-
 @settings(deadline=None)
 @given(st.text(), st.floats(min_value=0, exclude_min=True, allow_infinity=False), st.integers(0, (1 << 63) - 1))
-def test_a_written_configuration_reads_back_whatever_it_holds(text: str, number: float, seed: int) -> None:
+def test_a_written_configuration_reads_back_with_any_values(text: str, number: float, seed: int) -> None:
     config = load_config(None, {"run": {"out": text, "seed": seed}, "train": {"learning_rate": number}})
     read = tomllib.loads(config.to_toml())
     assert (read["run"]["out"], read["run"]["seed"], read["train"]["learning_rate"]) == (text, seed, number)
     assert load_config(None, read) == config
 
 
-def test_bytes_of_a_path_that_are_no_text_leave_the_file_readable() -> None:
+def test_a_path_that_is_not_utf_8_leaves_the_file_readable() -> None:
     config = load_config(None, {"run": {"out": b"runs/\xff".decode(errors="surrogateescape")}})
     assert tomllib.loads(config.to_toml())["run"]["out"] == "runs/?"
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_written_file_is_complete(name: str) -> None:
-    """Every key of every section stands in it, so that later defaults change nothing."""
+def test_a_written_file_has_every_key(name: str) -> None:
+    """Later changes of a default must not change a stored run."""
     written = tomllib.loads(load_config(None, {"method": {"name": name}}).to_toml())
     assert written.pop("schema") == SCHEMA
     for section, cls in SECTIONS.items():
@@ -278,7 +240,7 @@ def test_a_written_file_is_complete(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_files_load_and_open_with_the_command_that_runs_them(name: str) -> None:
+def test_shipped_files_load_and_begin_with_the_command_that_runs_them(name: str) -> None:
     text = (resources.files("pfedlms") / "configs" / name).read_text(encoding="utf-8")
     assert text.startswith("# pfedlms run")
     dataset, _, method = name.removesuffix(".toml").partition("-")
@@ -293,12 +255,16 @@ def test_shipped_files_load_and_open_with_the_command_that_runs_them(name: str) 
             assert config.tables()[section][key] == value
     assert shipped_defaults(dataset, method).keys() >= tables.keys()
     other = load_config(None, {**named, "train": {"optimizer": "adamw", "learning_rate": 0.001}})
-    assert other.given <= {"data.dataset", "train.optimizer", "train.learning_rate"}  # what is shipped is nobody's wish
+    assert other.given <= {
+        "data.dataset",
+        "train.optimizer",
+        "train.learning_rate",
+    }  # a shipped value counts as not given
     assert not list(ineffective_settings(other))
 
 
 @pytest.mark.parametrize("text", ['method = "fedavg"', "[[train]]\nrounds = 2", "[[run]]\nseed = 1", "data = []"])
-def test_sections_that_are_no_tables_are_refused_by_every_function(text: str, tmp_path: Path) -> None:
+def test_a_section_that_is_not_a_table_is_refused_by_every_function(text: str, tmp_path: Path) -> None:
     file, name = write(tmp_path, text), text.strip("[").split(maxsplit=1)[0].strip("]")
     calls: list[Any] = [
         partial(load_config, file),
@@ -313,11 +279,5 @@ def test_sections_that_are_no_tables_are_refused_by_every_function(text: str, tm
             call()
 
 
-def test_a_file_may_begin_with_the_mark_of_an_editor(tmp_path: Path) -> None:
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     assert load_config(write(tmp_path, "\ufeff[train]\nrounds = 7\n")).train.rounds == 7
-
-
-def test_momentum_is_below_1() -> None:
-    assert problems(train={"momentum": 1.0}) == [
-        "train.momentum: got 1.0, expected a number of at least 0 and below 1"
-    ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Devices by name and as PyTorch has them; cohorts split by the memory at hand; what a plan says of data."""
+"""Devices by name and as torch.device; cohorts sized by the free memory; class names in a plan."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import SMALL, change, stripped
+from small import SMALL, edit_config, without_timings
 from torch import nn
 
 import pfedlms
@@ -34,17 +34,17 @@ def digits(clients: int) -> pfedlms.data.FederatedData:
     return from_pool(*load_dataset("digits"), Partitioning(clients, 1.0, 0))
 
 
-@pytest.mark.parametrize(("room", "size"), [(1000, 20), (20, 20), (19.9, 10), (9, 7), (1, 1), (0.1, 1)])
-def test_cohorts_are_even_and_fit(model: CohortModel, monkeypatch: pytest.MonkeyPatch, room: float, size: int) -> None:
-    """Room for 19 of 20 clients gives two cohorts of ten; for 9, three of 7, 7 and 6; never less than one client."""
+@pytest.mark.parametrize(("free", "size"), [(1000, 20), (20, 20), (19.9, 10), (9, 7), (1, 1), (0.1, 1)])
+def test_cohorts_are_even_and_fit(model: CohortModel, monkeypatch: pytest.MonkeyPatch, free: float, size: int) -> None:
+    """Memory for 19 of 20 clients gives two cohorts of ten; for 9, three of 7, 7 and 6; at least one client."""
     data = digits(20)
     one = memory.working_bytes(model, data, 16)
-    monkeypatch.setattr(memory, "free_memory", lambda device: int(room * one / 0.6) + 1)
+    monkeypatch.setattr(memory, "free_memory", lambda device: int(free * one / 0.6) + 1)
     assert memory.fitting_cohort(model, data, 16) == size
     assert memory.fitting_cohort(model, data, 16, participants=5) == min(5, size)
 
 
-def test_where_the_system_does_not_tell_all_are_stacked(model: CohortModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_form_one_cohort_if_memory_is_unknown(model: CohortModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda device: None)
     assert memory.fitting_cohort(model, digits(5), 16) == 5
     assert memory.all_clients_fit(federation("local"), TrainSettings())
@@ -55,7 +55,7 @@ NORMALISED = nn.Sequential(nn.Flatten(), nn.Linear(64, 2), nn.BatchNorm1d(2), nn
 
 
 @pytest.mark.parametrize(
-    ("method", "here", "absent", "settings"),
+    ("method", "participant", "absent", "settings"),
     [
         ("local", 1, 1, {}),
         ("local", 2, 2, {"momentum": 0.5}),
@@ -65,58 +65,58 @@ NORMALISED = nn.Sequential(nn.Flatten(), nn.Linear(64, 2), nn.BatchNorm1d(2), nn
         ("stc", 3, 2, {}),
     ],
 )
-def test_clients_keep_what_they_will_need(method: str, here: int, absent: int, settings: dict[str, Any]) -> None:
-    """64-20-10, two of five clients at a time in batches of 8. Here: θ, with momentum twice, w where it is tracked or
-    compared with, and a residual where there is one. Away: θ where it is its own, w where both ends track it, the
-    residual, and nothing where the next answer is the model."""
+def test_memory_counts_the_state_of_participants_and_absent_clients(
+    method: str, participant: int, absent: int, settings: dict[str, Any]
+) -> None:
+    """64-20-10, two of five clients at a time in batches of 8. A participant has θ, twice with momentum, w if it is
+    tracked or compared with, and a residual if there is one. An absent client has θ if it is personal, w if it is
+    tracked, the residual, and nothing if the next answer is the model."""
     train = TrainSettings(batch_size=8, momentum=settings.get("momentum", 0.0))
     made = federation(method, participation=0.4, **settings)
-    assert memory.needed_bytes(made, train) == (4 * DIM * (2 * here + 3 * absent), 2 * WORK)
+    assert memory.needed_bytes(made, train) == (4 * DIM * (2 * participant + 3 * absent), 2 * WORK)
 
 
-def test_running_statistics_are_kept_too() -> None:
+def test_memory_counts_running_statistics() -> None:
     """Of five clients: mean and variance of two features and one counter of eight bytes, beside the parameters."""
-    kept = [
+    needed = [
         memory.needed_bytes(federation(name, module=NORMALISED), TrainSettings())[0] for name in ("local", "fedavg")
     ]
-    assert kept == [5 * (4 * (128 + 2 + 4 + 20 + 10) + 4 * (2 + 2) + 8)] * 2
+    assert needed == [5 * (4 * (128 + 2 + 4 + 20 + 10) + 4 * (2 + 2) + 8)] * 2
 
 
 @pytest.mark.parametrize(("missing", "fits"), [(0, True), (10, False)])
-def test_what_is_kept_lies_beside_the_work_or_elsewhere(
+def test_all_clients_fit_if_state_and_work_take_at_most_sixty_percent_of_the_free_memory(
     missing: int, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All keep θ, two work; together 0.6 of what is free."""
+    """All five clients have θ, two of them train; together they take 0.6 of the free memory."""
     free = (5 * 4 * DIM + 2 * WORK) * 10 // 6 + 1
     monkeypatch.setattr(memory, "free_memory", lambda device: free - missing)
     assert memory.all_clients_fit(federation("local", participation=0.4), TrainSettings(batch_size=8)) is fits
 
 
-def test_results_do_not_depend_on_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_do_not_depend_on_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     plenty = pfedlms.run(**SMALL).metrics
     monkeypatch.setattr(memory, "free_memory", lambda device: 1)
-    assert stripped(pfedlms.run(**SMALL).metrics) == stripped(plenty)
+    assert without_timings(pfedlms.run(**SMALL).metrics) == without_timings(plenty)
 
 
 def dropout() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Dropout(0.5), nn.Linear(16, 10))
 
 
-def test_a_resumed_run_keeps_its_cohorts_whatever_memory_is_left(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Dropout depends on the grouping, so a run that goes on with less memory must go on with the same cohorts."""
+def test_a_resumed_run_keeps_its_cohorts_with_less_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The draws of nn.Dropout depend on the cohorts, so other cohorts would give other numbers."""
     arrays = load_dataset("digits")
     settings = {"clients": 4, "threads": 1, "checkpoint_every": 1, "evaluate_every": 1}
     whole = pfedlms.run(arrays, dropout, rounds=4, out=tmp_path / "whole", **settings).metrics
     pfedlms.run(arrays, dropout, rounds=2, out=tmp_path / "part", **settings)
-    change(tmp_path / "part", "rounds = 2", "rounds = 4")
+    edit_config(tmp_path / "part", "rounds = 2", "rounds = 4")
     monkeypatch.setattr(memory, "free_memory", lambda device: 1)
     resumed = pfedlms.resume(tmp_path / "part", arrays, dropout).metrics
     assert [r["loss"] for r in resumed] == [r["loss"] for r in whole]
 
 
-def test_a_device_as_pytorch_has_it_is_written_by_name() -> None:
+def test_a_torch_device_is_stored_by_its_name() -> None:
     for name in ("cpu", "cuda", "cuda:3"):
         assert load_config(None, from_keywords(["local"], {"device": torch.device(name)})).run.device == name
 

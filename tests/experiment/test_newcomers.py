@@ -1,4 +1,4 @@
-"""Clients held out of a run, and models for new devices: against plain loops over modules."""
+"""Newcomers (clients that are held out of a run) and models for new devices, compared with plain loops."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def steps(weights: dict[str, torch.Tensor], x: Any, y: Any, client: int = 0) -> nn.Module:
+def train_locally(weights: dict[str, torch.Tensor], x: Any, y: Any, client: int = 0) -> nn.Module:
     """The local steps of the phase after the last round, in float64."""
     model = module().double()
     model.load_state_dict(weights)
@@ -41,7 +41,7 @@ def accuracy(model: nn.Module, x: Any, y: Any) -> float:
 
 
 @pytest.mark.parametrize(("method", "participation"), [("fedavg", 1.0), ("fedavg", 0.3), ("local", 0.3)])
-def test_newcomers_by_a_plain_loop(method: str, participation: float, tmp_path: Path) -> None:
+def test_newcomers_are_measured_as_by_a_plain_loop(method: str, participation: float, tmp_path: Path) -> None:
     """fedavg: the exported shared model, then E steps from it. local: w⁰, then E steps from it."""
     start = module()
     run = pfedlms.run(
@@ -58,14 +58,14 @@ def test_newcomers_by_a_plain_loop(method: str, participation: float, tmp_path: 
     model.load_state_dict(weights)
     for client, (train, test) in enumerate(data.newcomers):
         assert found["client_before"][client] == pytest.approx(accuracy(model, x[test], y[test]))
-        after = steps(weights, x[train], y[train], client)
+        after = train_locally(weights, x[train], y[train], client)
         assert found["client_after"][client] == pytest.approx(accuracy(after, x[test], y[test]))
     sizes = [len(test) for _, test in data.newcomers]
     assert found["after"] == pytest.approx(np.average(found["client_after"], weights=sizes))
     assert pfedlms.load(tmp_path / "r").summary["newcomers"] == found
 
 
-def test_newcomers_hold_what_no_client_holds() -> None:
+def test_newcomers_share_no_sample_with_clients() -> None:
     one, other = (from_pool(X, Y, Partitioning(10, 0.5, seed, validation=0.2, newcomers=0.25)) for seed in (2, 3))
     clients = np.concatenate([*one.train, *one.test, *one.validation])
     held_out = np.concatenate([part for newcomer in one.newcomers for part in newcomer])
@@ -75,9 +75,8 @@ def test_newcomers_hold_what_no_client_holds() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_takes_newcomers_and_new_devices(method: str, tmp_path: Path) -> None:
-    """What was measured is reproduced by `personalise`, from memory and from the folder without the data; the run
-    itself stays as it was."""
+def test_personalise_reproduces_the_newcomers_of_every_method(method: str, tmp_path: Path) -> None:
+    """From the run in memory and from its folder without the data; the run itself is not changed."""
     settings = {**SMALL, "participation": 0.4, "newcomers": 0.2}
     data = (X[:400], Y[:400])
     run = pfedlms.run(data, module, method=method, out=str(tmp_path / "r"), **settings)
@@ -100,7 +99,7 @@ def test_every_method_takes_newcomers_and_new_devices(method: str, tmp_path: Pat
     assert all(torch.equal(old, model["1.weight"]) for old, model in zip(before, run.models, strict=True))
 
 
-def test_a_new_device_with_named_classes_and_its_own_number_of_steps() -> None:
+def test_personalise_takes_named_classes_and_a_number_of_steps() -> None:
     names = np.array(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"])
     run = pfedlms.run((X, names[Y]), module, method="fedavg", **SMALL)
     few = (X[(Y == 3) | (Y == 5)][:60], names[Y[(Y == 3) | (Y == 5)][:60]])
@@ -136,7 +135,7 @@ def test_images_of_a_new_device_must_be_normalised_as_the_runs_were() -> None:
     assert isinstance(run.personalise((X[:60], Y[:60])), torch.nn.Module)
 
 
-def test_labels_of_a_new_device_are_names_of_classes_before_they_are_outputs() -> None:
+def test_labels_of_a_new_device_are_read_as_class_names_first() -> None:
     run = pfedlms.run((X, Y % 3 - 1), module, method="fedavg", **SMALL)
     assert run.classes == ("-1", "0", "1")
     held = Y % 3 > 0
@@ -146,8 +145,7 @@ def test_labels_of_a_new_device_are_names_of_classes_before_they_are_outputs() -
         run.personalise((few, outputs))
 
 
-def test_text_for_a_new_device(tmp_path: Path) -> None:
-    """The run's vocabulary is kept, whatever the new text has."""
+def test_text_of_a_new_device_is_read_with_the_vocabulary_of_the_run(tmp_path: Path) -> None:
     clients = {name: ("the " + name + " ") * 30 for name in ("ant", "bee", "cat", "dog")}
     model = nn.Sequential(nn.Embedding(12, 4), nn.Linear(4, 12))
     given = pfedlms.data.texts(clients, window=8)

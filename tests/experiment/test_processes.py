@@ -1,5 +1,5 @@
-"""One simulation in several processes: the same bits for any number of them, and what happens when one dies. The
-processes are real ones on this machine, and so take seconds to start."""
+"""One simulation in several processes: equal bits for any number of processes, and what happens when one dies. The
+processes are real and take seconds to start."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ done.append(pfedlms.run(method="pfedlms", out=f"{out}/in_file", checkpoint_every
 assert [each.summary["rounds"] for each in done] == [4, 4, 4, 4]
 print(len(done[2].models), "models")
 """
-DIES = """
+KILL_RANK_1 = """
 import os, signal
 from pfedlms.engine.client import LocalWorker
 if os.environ.get("RANK") == "1" and "DIES" in os.environ:
@@ -47,8 +47,8 @@ if os.environ.get("RANK") == "1" and "DIES" in os.environ:
 """
 
 
-def ranks(count: int, *command: str) -> list[subprocess.Popen[str]]:
-    """Processes as torchrun starts them."""
+def start_ranks(count: int, *command: str) -> list[subprocess.Popen[str]]:
+    """Start processes with the environment that torchrun gives them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -62,42 +62,42 @@ def ranks(count: int, *command: str) -> list[subprocess.Popen[str]]:
     ]  # fmt: skip
 
 
-def ended(processes: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:
+def wait_for(processes: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:
     found = [each.communicate(timeout=600) for each in processes]
     assert [each.returncode for each in processes] == [0] * len(found), found
     return found
 
 
-def measured(run: Path) -> list[dict[str, Any]]:
+def measurements(run: Path) -> list[dict[str, Any]]:
     summary = json.loads((run / "summary.json").read_text())
     ends = {key: summary[key] for key in ("everyone", "total_bytes", "rejected", "rounds", "status")}
     return [*stored_metrics(run), ends]
 
 
-def clients(run: Path) -> dict[str, Any]:
-    """What a checkpoint has of server and clients. Where rows are in a file is the file's business."""
+def federation_state(run: Path) -> dict[str, Any]:
+    """State of server and clients in a checkpoint, without the places of states that are stored in a file."""
     state: dict[str, Any] = torch.load(run / "checkpoint.pt", weights_only=True)["federation"]
     return {key: value for key, value in state.items() if key != "away" or "places" not in value}
 
 
-def test_any_number_of_processes_gives_the_same_bits(tmp_path: Path) -> None:
+def test_any_number_of_processes_gives_equal_bits(tmp_path: Path) -> None:
     """All clients and some, with lost messages, a tracked model and limited weights; states in memory and in a file."""
     for count in (1, 2, 3):
-        (output, _), *others = ended(ranks(count, "-c", RUNS, str(tmp_path / str(count))))
+        (output, _), *others = wait_for(start_ranks(count, "-c", RUNS, str(tmp_path / str(count))))
         assert output == "7 models\n"
         assert all(each[0] == output for each in others)  # every process has the results
     for name in ("all", "fedavg", "tracked", "in_file"):
         for count in ("2", "3"):
-            assert measured(tmp_path / count / name) == measured(tmp_path / "1" / name)
-            assert same(clients(tmp_path / count / name), clients(tmp_path / "1" / name))
+            assert measurements(tmp_path / count / name) == measurements(tmp_path / "1" / name)
+            assert same(federation_state(tmp_path / count / name), federation_state(tmp_path / "1" / name))
 
 
-def test_a_process_that_dies_ends_the_run_which_another_number_resumes(tmp_path: Path) -> None:
-    (tmp_path / "dies.py").write_text(DIES)
+def test_a_run_ends_when_a_process_dies_and_resumes_with_another_number_of_processes(tmp_path: Path) -> None:
+    (tmp_path / "dies.py").write_text(KILL_RANK_1)
     run = ["-m", "pfedlms", "run", "--method", "pfedlms", "--rounds", "8", "--clients", "6", "--local-steps", "2"]
     run += ["--set", "train.participation=0.5", "--set", "run.checkpoint_every=2", "--quiet"]
     expected, killed = tmp_path / "expected", tmp_path / "killed"
-    ended(ranks(1, *run, "--out", str(expected)))
+    wait_for(start_ranks(1, *run, "--out", str(expected)))
     path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     done = subprocess.run(
@@ -107,28 +107,28 @@ def test_a_process_that_dies_ends_the_run_which_another_number_resumes(tmp_path:
     assert done.returncode != 0
     assert "error: rank 1 of 2 ended in the middle of the run" in done.stderr
     assert json.loads((killed / "summary.json").read_text())["status"] == "failed"
-    assert clients(killed)["rounds_played"] in (2, 4)
-    told = ended(ranks(3, "-m", "pfedlms", "resume", str(killed), "--quiet"))
-    assert told[0][0]
-    assert [output + errors for output, errors in told[1:]] == ["", ""]  # only the first prints
-    assert measured(killed) == measured(expected)
-    assert same(clients(killed), clients(expected))
+    assert federation_state(killed)["rounds_played"] in (2, 4)
+    outputs = wait_for(start_ranks(3, "-m", "pfedlms", "resume", str(killed), "--quiet"))
+    assert outputs[0][0]
+    assert [output + errors for output, errors in outputs[1:]] == ["", ""]  # only the first prints
+    assert measurements(killed) == measurements(expected)
+    assert same(federation_state(killed), federation_state(expected))
 
 
 @pytest.fixture
-def second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torchrun tells a process."""
+def second_process_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment that torchrun gives a process."""
     for name, value in (("WORLD_SIZE", "2"), ("RANK", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")):
         monkeypatch.setenv(name, value)
 
 
-def test_several_processes_refuse_newcomers(second_of_two: None) -> None:
+def test_newcomers_are_refused_with_several_processes(second_process_of_two: None) -> None:
     with pytest.raises(UsageError, match=r"data\.newcomers: .* without torchrun"):
         pfedlms.run(method="fedavg", clients=10, rounds=1, newcomers=0.2)
 
 
-def test_a_process_that_cannot_start_says_why(second_of_two: None, capsys: Any) -> None:
-    """Its data may be missing on its machine alone; of all else only the first process prints."""
+def test_a_process_that_cannot_start_prints_its_error(second_process_of_two: None, capsys: Any) -> None:
+    """Its data may be missing on its own machine; everything else is printed by the first process only."""
     assert main(["run", "--dataset", "file:missing.npz"]) == 2
     shown, err = capsys.readouterr()
     assert (shown, err.startswith("rank 1: error: "), "missing.npz" in err) == ("", True, True)

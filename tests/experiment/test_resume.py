@@ -1,4 +1,4 @@
-"""A run that ends at any moment, by any cause, goes on to the very same measurements."""
+"""A run that was interrupted at any moment, by any cause, resumes to the same measurements."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from small import Crash, Crashing, assert_same, batch_norm, change, same_models
-from torch import nn
+from small import Crash, CrashAt, assert_same_run, batch_norm, edit_config, same_models
 
 import pfedlms
 from pfedlms.cli import main
@@ -39,7 +38,7 @@ def arguments(out: Path, *more: str, method: str = "fedavg", rounds: int = ROUND
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Run directories of runs that nothing happened to, each made once."""
+    """Directories of uninterrupted runs, each made once."""
     made: dict[tuple[str, int], Path] = {}
 
     def get(method: str = "fedavg", rounds: int = ROUNDS) -> Path:
@@ -52,16 +51,14 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pat
     return get
 
 
-# --- kill -9 ---
-
-# One process loads the package and its kernels once and forks a life for every moment. A life counts the files of its
-# run that are opened or renamed (Python's audit events, so nothing of the package is touched). At the given one it
-# kills itself, or lets the system kill it in the middle of a write: of any that takes a file beyond 1500 bytes.
-LIVES = """
+# One process loads the package and its kernels once and forks a child for every moment. The child counts the files of
+# its run that are opened or renamed (by Python's audit events, so the package is not changed). At the given count it
+# kills itself, or limits file sizes so that the system kills it in a write that takes a file beyond 1500 bytes.
+KILLED_RUNS = """
 import os, resource, signal, sys
 from pfedlms.cli import main
 
-def live(how, moment, folder, arguments):
+def run_until(how, moment, folder, arguments):
     seen = 0
     def watch(event, details):
         nonlocal seen
@@ -82,56 +79,54 @@ for moment in moments.split(","):
     own = os.path.join(folder, moment)
     child = os.fork()
     if child == 0:
-        live(how, int(moment), own, [part.replace("OUT", own) for part in arguments])
+        run_until(how, int(moment), own, [part.replace("OUT", own) for part in arguments])
         os._exit(0)
     print(moment, os.waitpid(child, 0)[1] & 127)
 """
 
 
-def lives(how: str, moments: range, folder: Path, command: list[str]) -> dict[int, int]:
-    """The signal that ended the life of every moment, 0 for none."""
-    script = [sys.executable, "-c", LIVES, how, ",".join(map(str, moments)), str(folder), *command]
-    # One thread, and the layer of threads that survives a fork.
+def run_and_kill(how: str, moments: range, folder: Path, command: list[str]) -> dict[int, int]:
+    """The signal that ended the child of every moment, 0 for none."""
+    script = [sys.executable, "-c", KILLED_RUNS, how, ",".join(map(str, moments)), str(folder), *command]
+    # One thread, and the threading layer that survives a fork.
     environment = {**os.environ, "NUMBA_THREADING_LAYER": "workqueue", "NUMBA_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(script, capture_output=True, text=True, timeout=120, check=True, env=environment)
     return dict(map(int, line.split()) for line in done.stdout.splitlines() if re.fullmatch(r"\d+ \d+", line))
 
 
 @pytest.mark.parametrize(("how", "by"), [("kill", signal.SIGKILL), ("tear", signal.SIGXFSZ)])
-def test_killed_at_any_file_operation_of_a_run(
+def test_a_run_killed_at_any_file_operation_resumes(
     how: str, by: signal.Signals, tmp_path: Path, uninterrupted: Callable[..., Path]
 ) -> None:
-    """Between two operations or within a write, from when config.toml is in place to when the summary is; a run that
-    was killed before that does not exist yet."""
+    """Between two operations or within a write, after config.toml was written and before the summary was."""
     moments = range(3, 46, 3)
-    ends = lives(how, moments, tmp_path, [*arguments(Path("OUT")), "--quiet"])
+    ends = run_and_kill(how, moments, tmp_path, [*arguments(Path("OUT")), "--quiet"])
     assert list(ends) == list(moments)
-    assert list(ends.values()).count(by) >= len(moments) - 3  # the last ones may come after the end
+    assert list(ends.values()).count(by) >= len(moments) - 3  # the last moments may come after the end of the run
     for moment in moments:
         assert main(["resume", str(tmp_path / str(moment)), "--quiet"]) == 0
-        assert_same(tmp_path / str(moment), uninterrupted())
+        assert_same_run(tmp_path / str(moment), uninterrupted())
 
 
-def test_killed_before_the_run_exists(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert lives("kill", range(1, 2), tmp_path, [*arguments(Path("OUT")), "--quiet"]) == {1: signal.SIGKILL}
+def test_a_run_killed_before_its_config_exists_starts_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_and_kill("kill", range(1, 2), tmp_path, [*arguments(Path("OUT")), "--quiet"]) == {1: signal.SIGKILL}
     assert main(["resume", str(tmp_path / "1")]) == 2
     assert "config.toml is missing" in capsys.readouterr().err
-    assert main([*arguments(tmp_path / "1", rounds=1), "--quiet"]) == 0  # what was left is in nobody's way
+    assert main([*arguments(tmp_path / "1", rounds=1), "--quiet"]) == 0  # the remains of the killed run do not matter
 
 
-def test_a_comparison_killed_at_several_moments(tmp_path: Path, uninterrupted: Callable[..., Path]) -> None:
-    """From the first moment on: the plan is on disk before any of its runs."""
+def test_a_comparison_killed_at_several_moments_resumes(tmp_path: Path, uninterrupted: Callable[..., Path]) -> None:
     compare = ["compare", "--methods=fedavg,local", "--seeds=1", f"--rounds={ROUNDS}", "--out", "OUT", *OPTIONS]
     moments = range(3, 80, 19)
-    ends = lives("kill", moments, tmp_path, [*compare, "--quiet"])
+    ends = run_and_kill("kill", moments, tmp_path, [*compare, "--quiet"])
     assert set(ends.values()) == {signal.SIGKILL}
     for moment in moments:
         assert main(["resume", str(tmp_path / str(moment)), "--quiet"]) == 0
         for method in ("fedavg", "local"):
-            assert_same(tmp_path / str(moment) / f"{method}-seed0", uninterrupted(method))
+            assert_same_run(tmp_path / str(moment) / f"{method}-seed0", uninterrupted(method))
 
 
-def started(command: list[str]) -> subprocess.Popen[str]:
+def start_process(command: list[str]) -> subprocess.Popen[str]:
     line = [sys.executable, "-m", "pfedlms", *command]
     return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -149,10 +144,10 @@ def lines(file: Path) -> int:
 
 
 @pytest.mark.parametrize("evaluations", [0, 1, 7])
-def test_kill_9_from_outside(evaluations: int, tmp_path: Path, uninterrupted: Callable[..., Path]) -> None:
-    """At a moment nobody chose: right after config.toml appears, or shortly after some evaluation."""
+def test_a_run_killed_by_sigkill_resumes(evaluations: int, tmp_path: Path, uninterrupted: Callable[..., Path]) -> None:
+    """At a random moment: right after config.toml appears, or shortly after some evaluation."""
     out = tmp_path / "run"
-    process = started(arguments(out, method="pfedlms", rounds=100))
+    process = start_process(arguments(out, method="pfedlms", rounds=100))
     try:
         wait_for(process, lambda: (out / "config.toml").exists() and lines(out / "metrics.jsonl") >= evaluations)
     finally:
@@ -161,41 +156,38 @@ def test_kill_9_from_outside(evaluations: int, tmp_path: Path, uninterrupted: Ca
     assert process.returncode == -signal.SIGKILL
     assert not (out / "summary.json").exists()
     assert main(["resume", str(out), "--quiet"]) == 0
-    assert_same(out, uninterrupted("pfedlms", 100))
+    assert_same_run(out, uninterrupted("pfedlms", 100))
 
 
-# --- a crash, for every method ---
-
-
-def crashed(out: Path, at: int = 5, **options: Any) -> Path:
+def crashed_run(out: Path, at: int = 5, **options: Any) -> Path:
     """A run of six rounds that ended in round `at`, with a checkpoint after every second."""
     with pytest.raises(Crash):
-        pfedlms.run(out=out, rounds=6, callbacks=[Crashing(at)], **SETTINGS, **options)
+        pfedlms.run(out=out, rounds=6, callbacks=[CrashAt(at)], **SETTINGS, **options)
     return out
 
 
-WAYS: dict[str, dict[str, Any]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "adamw": {"optimizer": "adamw", "learning_rate": 0.01, "momentum": 0.0},
     "cosine": {"schedule": "cosine", "warmup": 2},
     "step": {"schedule": "step", "decay": 0.5, "decay_every": 2},
     "clip": {"clip": 0.1},
     "lost": {"lost": 0.2, "quorum": 0.0, "clients": 12},
-    "everybody": {"participation": 1.0, "validation": 0.0},
+    "all clients": {"participation": 1.0, "validation": 0.0},
 }
 
 
 @pytest.mark.parametrize(
-    ("method", "way"),
-    [*((name, "") for name in METHODS), *((name, way) for way in WAYS for name in ("stc", "pfedlms"))],
+    ("method", "variant"),
+    [*((name, "") for name in METHODS), *((name, variant) for variant in VARIANTS for name in ("stc", "pfedlms"))],
 )
-def test_every_method_resumes(method: str, way: str, tmp_path: Path) -> None:
-    """With all that its server and its clients keep between rounds, also those that are absent."""
-    options = {"method": method, "participation": 0.6, "validation": 0.2, **SETTINGS, **WAYS.get(way, {})}
+def test_every_method_resumes_after_a_crash(method: str, variant: str, tmp_path: Path) -> None:
+    """With all state of its server and its clients between rounds, also of absent clients."""
+    options = {"method": method, "participation": 0.6, "validation": 0.2, **SETTINGS, **VARIANTS.get(variant, {})}
     whole = pfedlms.run(out=tmp_path / "whole", rounds=6, **options)
     with pytest.raises(Crash):
-        pfedlms.run(out=tmp_path / "crashed", rounds=6, callbacks=[Crashing(5)], **options)
+        pfedlms.run(out=tmp_path / "crashed", rounds=6, callbacks=[CrashAt(5)], **options)
     resumed = pfedlms.resume(tmp_path / "crashed")
-    assert_same(tmp_path / "crashed", tmp_path / "whole")
+    assert_same_run(tmp_path / "crashed", tmp_path / "whole")
     assert same_models(resumed.models, whole.models)
 
 
@@ -203,14 +195,11 @@ def test_every_method_resumes(method: str, way: str, tmp_path: Path) -> None:
 def test_running_statistics_and_sparse_evaluations_resume(evaluate_every: int, tmp_path: Path) -> None:
     options = {"model": batch_norm, "method": "fedavg", "evaluate_every": evaluate_every}
     pfedlms.run(out=tmp_path / "whole", rounds=6, **options, **SETTINGS)
-    out = crashed(tmp_path / "crashed", at=5 if evaluate_every == 1 else 4, **options)
+    out = crashed_run(tmp_path / "crashed", at=5 if evaluate_every == 1 else 4, **options)
     with pytest.raises(pfedlms.PfedlmsError, match=r"was given in Python.*pfedlms\.resume"):
         pfedlms.resume(out)
     pfedlms.resume(out, model=batch_norm)
-    assert_same(out, tmp_path / "whole")
-
-
-# --- damaged files ---
+    assert_same_run(out, tmp_path / "whole")
 
 
 @pytest.mark.parametrize("tail", [b'{"round": 6, "p_ac', b"{}\n", b""])
@@ -219,20 +208,20 @@ def test_a_torn_last_line_of_metrics_is_repaired(
     tail: bytes, cut: int, tmp_path: Path, uninterrupted: Callable[..., Path]
 ) -> None:
     """Lines 1 to 4 belong to the checkpoint; the fifth is cut short, and something may stand behind it."""
-    out = crashed(tmp_path / "run", method="fedavg")
+    out = crashed_run(tmp_path / "run", method="fedavg")
     metrics = out / "metrics.jsonl"
     content = metrics.read_bytes()
     assert content.count(b"\n") == 5
     metrics.write_bytes(content[: len(content) - cut] + tail)
     pfedlms.resume(out)
-    assert_same(out, uninterrupted("fedavg", 6))
+    assert_same_run(out, uninterrupted("fedavg", 6))
 
 
 @pytest.mark.parametrize("left", [200, None])
-def test_metrics_that_the_checkpoint_counted_but_are_gone(
+def test_missing_metrics_that_the_checkpoint_counted_are_refused(
     left: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    metrics = crashed(tmp_path / "run") / "metrics.jsonl"
+    metrics = crashed_run(tmp_path / "run") / "metrics.jsonl"
     if left is None:
         metrics.unlink()
     else:
@@ -242,8 +231,8 @@ def test_metrics_that_the_checkpoint_counted_but_are_gone(
     assert left is None or len(metrics.read_bytes()) == left
 
 
-def flipped(content: bytes) -> bytes:
-    """One bit of a model's weights, which PyTorch itself would load without a word."""
+def flip_one_bit(content: bytes) -> bytes:
+    """One bit of a model's weights; PyTorch would load the file without an error."""
     middle = len(content) // 2
     return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
 
@@ -251,17 +240,17 @@ def flipped(content: bytes) -> bytes:
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda content: b"",
     "half": lambda content: content[: len(content) // 2],
-    "one bit": flipped,
+    "one bit": flip_one_bit,
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_corrupt_checkpoint_is_named_and_costs_no_measurement(
+def test_a_corrupt_checkpoint_is_named_and_no_metrics_are_lost(
     damage: Callable[[bytes], bytes], tmp_path: Path, uninterrupted: Callable[..., Path],
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    out = crashed(tmp_path / "run", method="fedavg")
-    checkpoint, measured = out / "checkpoint.pt", (out / "metrics.jsonl").read_bytes()
+    out = crashed_run(tmp_path / "run", method="fedavg")
+    checkpoint, metrics = out / "checkpoint.pt", (out / "metrics.jsonl").read_bytes()
     checkpoint.write_bytes(damage(checkpoint.read_bytes()))
     for command in (["resume", str(out)], ["export", str(out), "--client", "0", "-o", str(tmp_path / "model.pt")]):
         capsys.readouterr()
@@ -270,21 +259,21 @@ def test_a_corrupt_checkpoint_is_named_and_costs_no_measurement(
         assert f"{checkpoint}: cannot be read" in message
         assert "delete it to start this run over" in message
         assert "Traceback" not in message
-    assert (out / "metrics.jsonl").read_bytes() == measured
+    assert (out / "metrics.jsonl").read_bytes() == metrics
     assert not (tmp_path / "model.pt").exists()
-    checkpoint.unlink()  # as told
+    checkpoint.unlink()  # as the message advises
     assert main(["resume", str(out), "--quiet"]) == 0
-    assert_same(out, uninterrupted("fedavg", 6))
+    assert_same_run(out, uninterrupted("fedavg", 6))
 
 
 @pytest.mark.parametrize("content", [[1, 2], {"schema": 2}, {"schema": 1}, {}, torch.zeros(3)])
-def test_a_checkpoint_of_something_else(content: Any, tmp_path: Path) -> None:
-    out = crashed(tmp_path / "run", method="fedavg")
-    measured = (out / "metrics.jsonl").read_bytes()
+def test_a_file_that_is_not_a_checkpoint_is_refused(content: Any, tmp_path: Path) -> None:
+    out = crashed_run(tmp_path / "run", method="fedavg")
+    metrics = (out / "metrics.jsonl").read_bytes()
     torch.save(content, out / "checkpoint.pt")
     with pytest.raises(RunDirectoryError, match=r"checkpoint\.pt: (cannot be read|got schema 1, expected 2)"):
         pfedlms.resume(out)
-    assert (out / "metrics.jsonl").read_bytes() == measured
+    assert (out / "metrics.jsonl").read_bytes() == metrics
 
 
 CHANGES = {
@@ -297,39 +286,27 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("made_with", CHANGES)
-def test_a_checkpoint_of_other_settings_is_refused_and_costs_no_measurement(made_with: str, tmp_path: Path) -> None:
-    out = crashed(tmp_path / "run", method="fedavg")
-    measured = (out / "metrics.jsonl").read_bytes()
-    change(out, made_with, CHANGES[made_with])
+def test_a_checkpoint_of_other_settings_is_refused(made_with: str, tmp_path: Path) -> None:
+    out = crashed_run(tmp_path / "run", method="fedavg")
+    metrics = (out / "metrics.jsonl").read_bytes()
+    edit_config(out, made_with, CHANGES[made_with])
     with pytest.raises(RunDirectoryError, match=r"checkpoint\.pt does not fit config\.toml") as caught:
         pfedlms.resume(out)
     assert made_with.splitlines()[0].replace('"', "'") in str(caught.value)
-    assert (out / "metrics.jsonl").read_bytes() == measured
-
-
-def test_a_checkpoint_of_another_model_given_in_python_is_refused(tmp_path: Path) -> None:
-    out = crashed(tmp_path / "run", method="fedavg", model=batch_norm)
-    measured = (out / "metrics.jsonl").read_bytes()
-    with pytest.raises(RunDirectoryError, match="was trained with another model than given now"):
-        pfedlms.resume(out, model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
-    assert (out / "metrics.jsonl").read_bytes() == measured
-
-
-# --- Ctrl-C ---
+    assert (out / "metrics.jsonl").read_bytes() == metrics
 
 
 @pytest.mark.parametrize(("method", "at", "begun"), [("fedavg", 4, 1), ("fedavg", ROUNDS, 1), ("local", 1, 2)])
-def test_ctrl_c_stops_a_comparison_wherever_it_is(
+def test_ctrl_c_stops_a_comparison_in_any_round(
     method: str, at: int, begun: int, tmp_path: Path, uninterrupted: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """In the middle of a run, and in the last round of one: no other is started."""
 
-    def press(self: PlainProgress, run: Any, record: Mapping[str, Any]) -> None:
+    def interrupt(self: PlainProgress, run: Any, record: Mapping[str, Any]) -> None:
         if (run.config.method, record["round"]) == (method, at):
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(PlainProgress, "on_evaluation", press)
+    monkeypatch.setattr(PlainProgress, "on_evaluation", interrupt)
     compare = ["compare", "--methods", "fedavg,local", "--seeds", "1", "--rounds", str(ROUNDS), *OPTIONS]
     assert main([*compare, "--out", str(tmp_path / "c"), "--json"]) == 130
     shown = capsys.readouterr()
@@ -340,15 +317,14 @@ def test_ctrl_c_stops_a_comparison_wherever_it_is(
     runs = json.loads(capsys.readouterr().out)["runs"]
     assert [(run["method"], run["status"]) for run in runs] == [("fedavg", "finished"), ("local", "finished")]
     for name in ("fedavg", "local"):
-        assert_same(tmp_path / "c" / f"{name}-seed0", uninterrupted(name))
+        assert_same_run(tmp_path / "c" / f"{name}-seed0", uninterrupted(name))
 
 
 @pytest.mark.parametrize(("kind", "sent", "code"), [("run", signal.SIGINT, 130), ("compare", signal.SIGTERM, 143)])
-def test_a_signal_from_outside_lets_the_round_end_and_be_saved(kind: str, sent: int, code: int, tmp_path: Path) -> None:
-    """SIGTERM is what schedulers send some time before they kill."""
+def test_a_signal_ends_the_process_after_the_round_is_saved(kind: str, sent: int, code: int, tmp_path: Path) -> None:
     out = tmp_path / "r"
     method, run = ("--methods", out / "local-seed0") if kind == "compare" else ("--method", out)
-    process = started([kind, method, "local", "--rounds", "100000", "--out", str(out), *OPTIONS])
+    process = start_process([kind, method, "local", "--rounds", "100000", "--out", str(out), *OPTIONS])
     try:
         wait_for(process, lambda: lines(run / "metrics.jsonl") >= 2)
         process.send_signal(sent)
@@ -358,17 +334,14 @@ def test_a_signal_from_outside_lets_the_round_end_and_be_saved(kind: str, sent: 
     assert process.returncode == code
     assert "Traceback" not in err
     assert err.strip().splitlines()[-1].endswith(f"pfedlms resume {out}")
-    assert "local" in shown  # the table of what was reached
+    assert "local" in shown  # the table of results
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["status"], summary["rounds"]) == ("interrupted", lines(run / "metrics.jsonl"))
 
 
-# --- one writer at a time ---
-
-
-def test_two_processes_in_one_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_process_is_refused_in_a_directory_in_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
-    process = started(arguments(out, method="local", rounds=100_000))
+    process = start_process(arguments(out, method="local", rounds=100_000))
     try:
         wait_for(process, lambda: lines(out / "metrics.jsonl") >= 1)
         assert main(["resume", str(out)]) == 2
@@ -376,7 +349,7 @@ def test_two_processes_in_one_directory(tmp_path: Path, capsys: pytest.CaptureFi
         assert main(arguments(out)) == 2
         assert f"pfedlms resume {out}" in capsys.readouterr().err
         before = lines(out / "metrics.jsonl")
-        wait_for(process, lambda: lines(out / "metrics.jsonl") > before)  # the first one is not disturbed
+        wait_for(process, lambda: lines(out / "metrics.jsonl") > before)  # the first process goes on
     finally:
         process.kill()
         process.communicate()

@@ -1,4 +1,4 @@
-"""Looking at what is kept, and taking models out of it, without the data and after they were moved."""
+"""`show` and `export` of stored runs, also without the data or after the data were moved."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import OPTIONS, Crash, Crashing, X, Y, accuracy_of, batch_norm, same_models, stripped
-from small import SMALL as FOUR
+from small import OPTIONS, Crash, CrashAt, X, Y, accuracy_of_models, batch_norm, same_models, without_timings
+from small import SMALL as SMALL_SETTINGS
 
 import pfedlms
 from factories import same
 from pfedlms.cli import main
 from pfedlms.errors import UsageError
 
-SMALL = {**FOUR, "clients": 5}
+SMALL = {**SMALL_SETTINGS, "clients": 5}
 
 
 def load(file: Path) -> dict[str, torch.Tensor]:
@@ -27,20 +27,20 @@ def load(file: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture
-def no_data(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From when it is called on, no data set can be read."""
+def remove_data(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """After this function was called, no data set can be read."""
 
-    def gone(name: str, *_: Any, **more: Any) -> Any:
-        raise pfedlms.errors.DataError(f"{name}: gone")
+    def fail_to_load(name: str, *_: Any, **more: Any) -> Any:
+        raise pfedlms.errors.DataError(f"{name}: removed")
 
-    return lambda: monkeypatch.setattr("pfedlms.experiment.prepare.load_pool", gone)
+    return lambda: monkeypatch.setattr("pfedlms.experiment.prepare.load_pool", fail_to_load)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "pfedlms", "fedproto"])
-def test_export_needs_no_data(method: str, tmp_path: Path, no_data: Callable[[], None]) -> None:
+def test_export_needs_no_data(method: str, tmp_path: Path, remove_data: Callable[[], None]) -> None:
     result = pfedlms.run(method=method, out=tmp_path / "r", **SMALL)
     models = result.models
-    no_data()
+    remove_data()
     assert main(["export", str(tmp_path / "r"), "--client", "3", "-o", str(tmp_path / "m.pt")]) == 0
     assert same(load(tmp_path / "m.pt"), models[3])
     assert main(["export", str(tmp_path / "r"), "--all", str(tmp_path / "all")]) == 0
@@ -50,19 +50,19 @@ def test_export_needs_no_data(method: str, tmp_path: Path, no_data: Callable[[],
 
 
 @pytest.mark.parametrize(("method", "participation"), [("fedavg", 1.0), ("sketchvote", 0.6), ("zsign", 0.6)])
-def test_the_shared_model_is_the_one_whose_accuracy_was_measured(
-    method: str, participation: float, tmp_path: Path, no_data: Callable[[], None]
+def test_the_exported_shared_model_has_the_g_acc_of_the_run(
+    method: str, participation: float, tmp_path: Path, remove_data: Callable[[], None]
 ) -> None:
-    """G-acc of the last round's participants, by PyTorch; there are no running statistics."""
+    """G-acc of the participants of the last round, by PyTorch; the model has no running statistics."""
     result = pfedlms.run(method=method, participation=participation, out=tmp_path / "r", **SMALL)
     data, last = result.federation.data, result.metrics[-1]
-    no_data()
+    remove_data()
     assert main(["export", str(tmp_path / "r"), "--global", "-o", str(tmp_path / "w.pt")]) == 0
-    reached = accuracy_of([load(tmp_path / "w.pt")] * 5, data, data.test, last.get("clients", range(5)))
+    reached = accuracy_of_models([load(tmp_path / "w.pt")] * 5, data, data.test, last.get("clients", range(5)))
     assert reached == pytest.approx(last["g_acc"])
 
 
-def test_running_statistics_of_the_shared_model_are_the_mean(tmp_path: Path) -> None:
+def test_running_statistics_of_the_shared_model_are_the_mean_of_the_clients(tmp_path: Path) -> None:
     result = pfedlms.run(model=batch_norm, method="fedavg", out=tmp_path / "r", **{**SMALL, "hidden": 256})
     pfedlms.export(tmp_path / "r", tmp_path / "w.pt", shared=True, model=batch_norm)
     means = torch.stack([model["2.running_mean"] for model in result.models]).mean(dim=0)
@@ -71,36 +71,36 @@ def test_running_statistics_of_the_shared_model_are_the_mean(tmp_path: Path) -> 
         pfedlms.export(tmp_path / "r", tmp_path / "w.pt", shared=True)
 
 
-@pytest.mark.filterwarnings("always")  # the command line says them
+@pytest.mark.filterwarnings("always")  # the command line prints them
 @pytest.mark.parametrize("method", ["local", "fedavg", "sketchvote"])
-def test_who_took_no_part_is_exported_trained_with_data_and_as_it_is_without(
-    method: str, tmp_path: Path, no_data: Callable[[], None], capsys: pytest.CaptureFixture[str]
+def test_a_client_that_took_no_part_is_exported_trained_only_if_its_data_are_there(
+    method: str, tmp_path: Path, remove_data: Callable[[], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = pfedlms.run(method=method, participation=0.4, out=tmp_path / "r", **SMALL)
-    here = result.federation.present_ids
-    away = next(k for k in range(5) if k not in here)
+    present = result.federation.present_ids
+    absent = next(k for k in range(5) if k not in present)
     models = result.models
     command = ["export", str(tmp_path / "r"), "-o", str(tmp_path / "m.pt"), "--client"]
-    assert here != (0, 1), "else models would be in order by themselves"
+    assert present != (0, 1), "otherwise the models would be in order anyway"
     for client in range(5):
         assert main([*command, str(client)]) == 0
         assert same(load(tmp_path / "m.pt"), models[client])
     if method == "fedavg":
         pfedlms.export(tmp_path / "r", tmp_path / "w.pt", shared=True)
-    no_data()
+    remove_data()
     capsys.readouterr()
-    assert main([*command, str(here[0])]) == 0
-    assert same(load(tmp_path / "m.pt"), models[here[0]])
+    assert main([*command, str(present[0])]) == 0
+    assert same(load(tmp_path / "m.pt"), models[present[0]])
     assert "warning" not in capsys.readouterr().err
-    assert main([*command, str(away)]) == 0
-    assert f"client {away} took no part in the last round, and its data are not here" in capsys.readouterr().err
-    kept = load(tmp_path / "m.pt")
-    assert not same(kept, models[away])
+    assert main([*command, str(absent)]) == 0
+    assert f"client {absent} took no part in the last round, and its data are not here" in capsys.readouterr().err
+    untrained = load(tmp_path / "m.pt")
+    assert not same(untrained, models[absent])
     if method == "fedavg":
-        assert same(kept, load(tmp_path / "w.pt"))
+        assert same(untrained, load(tmp_path / "w.pt"))
 
 
-def test_export_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_export_command_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pfedlms.compare(methods="local,pfedlms", seeds=1, out=tmp_path / "c", **SMALL)
     wrong = {
         ("c", "--client", "0", "-o", "m.pt"): "holds 2 runs; export one of them: ",
@@ -108,15 +108,24 @@ def test_export_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixtu
         ("c", "--global"): "say where to write with -o FILE",
         ("c", "--all", "models", "-o", "m.pt"): "got --all and -o, expected one of them",
         ("c/pfedlms-seed0", "--global", "-o", "m.pt"): "pfedlms has no shared model",
+        ("c/pfedlms-seed0", "--client", "9", "-o", "m.pt"): "--client: got 9, expected 0 to 4",
+        (
+            "c/pfedlms-seed0",
+            "--client",
+            "0",
+            "-o",
+            "none/m.pt",
+        ): "none/m.pt: cannot be written (No such file or directory)",
+        ("c/local-seed0", "--client", "0", "-o", "m.pt"): "no checkpoint yet; `pfedlms resume ",
     }
+    (tmp_path / "c" / "local-seed0" / "checkpoint.pt").unlink()
     for (folder, *arguments), message in wrong.items():
         assert main(["export", str(tmp_path / folder), *arguments]) == 2
         assert message in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("always")
-def test_data_that_were_moved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """resume and export with --data-dir, of a run and of a comparison."""
+def test_resume_and_export_find_moved_data_by_data_dir(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new = tmp_path / "new"
     new.mkdir()
     np.savez(tmp_path / "t.npz", x=X, y=Y)
@@ -131,7 +140,7 @@ def test_data_that_were_moved(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     for name in ("r", "c"):
         assert main(["resume", str(tmp_path / name), "--quiet"]) == 2
         assert main(["resume", str(tmp_path / name), "--quiet", "--data-dir", str(new)]) == 0
-    assert stripped([pfedlms.load(tmp_path / "c" / "local-seed0").summary]) == stripped([whole])
+    assert without_timings([pfedlms.load(tmp_path / "c" / "local-seed0").summary]) == without_timings([whole])
     capsys.readouterr()
     export = ["export", str(tmp_path / "r"), "--all", str(tmp_path / "all"), "--data-dir", str(new)]
     assert main(export) == 0
@@ -166,9 +175,8 @@ def test_clients_are_shown_and_exported_by_number_and_name(tmp_path: Path, capsy
     assert "--client: got soth, expected 0 to 2, or a name: did you mean south" in capsys.readouterr().err
 
 
-def test_show_tells_what_a_killed_process_had_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also in a comparison, and before the first checkpoint."""
-    options = {**SMALL, "callbacks": [Crashing(2, "fedavg")]}
+def test_show_prints_the_metrics_of_a_killed_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = {**SMALL, "callbacks": [CrashAt(2, "fedavg")]}
     with pytest.raises(Crash):
         pfedlms.compare(methods="local,fedavg,pfedlms", seeds=1, out=tmp_path / "c", **options)
     assert main(["show", str(tmp_path / "c" / "fedavg-seed0")]) == 0

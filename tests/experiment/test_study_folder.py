@@ -1,4 +1,4 @@
-"""What may join a study's folder: one learning problem, and one setting of training in a row."""
+"""Which runs may be added to the folder of a study: those of the same problem, with one configuration per row."""
 
 from __future__ import annotations
 
@@ -14,20 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import SMALL, X, Y, change, linear, stripped
+from small import SMALL, X, Y, edit_config, half_accuracy, linear, without_timings
 from torch import Tensor, nn
 
 import pfedlms
-from pfedlms.errors import ConfigError, RunDirectoryError, UsageError
+from pfedlms.errors import RunDirectoryError
 from pfedlms.experiment.digests import digest
 
 
-def halves(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return (outputs.argmax(1) == targets).float() / 2
-
-
-def test_runs_of_another_problem_do_not_join_a_study(tmp_path: Path) -> None:
-    """Neither as new rows nor as new seeds; and a call that is refused leaves the folder as it was."""
+def test_runs_of_another_problem_are_not_added_to_a_study(tmp_path: Path) -> None:
+    """Neither as new rows nor as new seeds; a refused call does not change the folder."""
 
     def study(data: Any, model: Any = linear, seeds: Any = (0,), **more: Any) -> pfedlms.Study:
         problem = pfedlms.Problem(data, model, more.pop("loss", None), more.pop("metric", None))
@@ -44,22 +40,24 @@ def test_runs_of_another_problem_do_not_join_a_study(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match=r"was trained with another model than given now"):
         study((X, Y), lambda: nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), methods="local")
     for key, there, more in (
-        ("train.metric", "'auto'", {"metric": halves}),
+        ("train.metric", "'auto'", {"metric": half_accuracy}),
         ("data.clients", "4", {"clients": 5}),
         ("data.dataset", "'custom'", {"data": "digits", "model": None}),
     ):
         with pytest.raises(RunDirectoryError, match=f"holds runs with {key} = {there}, and this call has "):
             study(**{"data": (X, Y), "methods": "local", **more})
     assert plan.read_text() == before
-    assert stripped(study((X, Y), methods="fedavg,local").runs[0].metrics) == stripped(first.runs[0].metrics)
+    assert without_timings(study((X, Y), methods="fedavg,local").runs[0].metrics) == without_timings(
+        first.runs[0].metrics
+    )
     study((X, Y), methods="local", seeds=[1])
     shutil.rmtree(tmp_path / "s" / "local-seed1")
     with pytest.raises(RunDirectoryError, match="was trained on other data than given now"):
         pfedlms.resume(tmp_path / "s", (X, np.roll(Y, 1)), linear)
 
 
-def test_files_and_settings_that_change_between_the_calls_of_a_study(tmp_path: Path) -> None:
-    """One call may vary data on purpose, and may be repeated."""
+def test_runs_on_changed_files_are_not_added_to_a_study(tmp_path: Path) -> None:
+    """One call may vary the data on purpose, and may be repeated."""
 
     def compare(file: str, methods: str) -> pfedlms.Study:
         return pfedlms.compare(f"file:{tmp_path / file}", methods=methods, seeds=1, out=tmp_path / "s", **SMALL)
@@ -98,33 +96,34 @@ def test_another_model_or_loss_of_the_same_shapes_is_refused(tmp_path: Path) -> 
 
     first = study()
     assert first.runs[0].summary["problem_digests"].keys() == {"model", "loss"}
-    assert stripped(study(lambda: relu()).summaries) == stripped(first.summaries)
+    assert without_timings(study(lambda: relu()).summaries) == without_timings(first.summaries)
     for other, name in (({"model": tanh}, "model"), ({"weight": 5.0}, "loss")):
         with pytest.raises(RunDirectoryError, match=f"was trained with another {name} than given now"):
             study(**other)
     folder = tmp_path / "s" / "fedavg-seed0"
     for data in (None, (X, Y)):
         with pytest.raises(RunDirectoryError, match="was trained with another model than given now"):
-            pfedlms.load(folder, data, tanh).model(0)  # type: ignore[union-attr]
-        assert "ReLU" in repr(pfedlms.load(folder, data, relu).model(0))  # type: ignore[union-attr]
-    change(folder, "rounds = 3", "rounds = 4")
+            pfedlms.load(folder, data, tanh).model(0)
+        assert "ReLU" in repr(pfedlms.load(folder, data, relu).model(0))
+    edit_config(folder, "rounds = 3", "rounds = 4")
     with pytest.raises(RunDirectoryError, match="was trained with another loss than given now"):
         pfedlms.resume(folder, (X, Y), relu, loss=weighted(5.0))
     assert pfedlms.resume(folder, (X, Y), relu, loss=weighted(1.0)).summary["rounds"] == 4
 
 
-def test_functions_and_modules_are_told_apart_by_their_code_and_values() -> None:
+def test_functions_and_modules_have_digests_of_their_code_and_values() -> None:
     torch.manual_seed(0)
     smooth = nn.CrossEntropyLoss(reduction="none", label_smoothing=0.5)
-    others = [
-        lambda o, t: (o - t) ** 2, lambda o, t: 5 * (o - t) ** 2, by_keyword(1.0), by_keyword(2.0), Scaled(1.0),
-        Scaled(2.0), Scaled(1.0).__call__, partial(halves), halves, wraps(halves)(by_keyword(1.0)), torch.sub,
+    different = [
+        lambda o, t: (o - t) ** 2, lambda o, t: 5 * (o - t) ** 2, scaled(1.0), scaled(2.0), Scaled(1.0), Scaled(2.0),
+        Scaled(1.0).__call__, partial(half_accuracy), half_accuracy, wraps(half_accuracy)(scaled(1.0)), torch.sub,
         weighted(torch.ones(3)), weighted(torch.zeros(3)), nn.CrossEntropyLoss(reduction="none"), smooth,
-        Activated(torch.relu), Activated(torch.tanh), nn.Linear(2, 2), nn.Linear(2, 2), ("a", halves), ("b", halves),
+        Activation(torch.relu), Activation(torch.tanh), nn.Linear(2, 2), nn.Linear(2, 2), ("a", torch.sub),
+        ("b", torch.sub),
     ]  # fmt: skip
-    assert len({digest(each) for each in others}) == len(others)
+    assert len({digest(each) for each in different}) == len(different)
     assert digest(nn.Linear(2, 2), weights=False) == digest(nn.Linear(2, 2), weights=False)
-    assert digest(by_keyword(1.0)) == digest(by_keyword(1.0))
+    assert digest(scaled(1.0)) == digest(scaled(1.0))
     text = "digest(lambda outputs, targets: {'a', 'b', 'c'} and 3 * (outputs - targets) ** 2)"
     script = f"from pfedlms.experiment.digests import digest; print({text})"
     outputs = {subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout for _ in range(2)}
@@ -152,7 +151,7 @@ def test_objects_that_hold_anything_have_a_digest() -> None:
     assert len({digest(each) for each in (*objects, before_it_is_assigned)} | {empty}) == 6
 
 
-class Activated(nn.Module):
+class Activation(nn.Module):
     """Its activation is no layer."""
 
     def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:
@@ -163,7 +162,7 @@ class Activated(nn.Module):
         return self.activation(x)
 
 
-def by_keyword(factor: float) -> Callable[..., Tensor]:
+def scaled(factor: float) -> Callable[..., Tensor]:
     def loss(outputs: Tensor, targets: Tensor, *, factor: float = factor) -> Tensor:
         return factor * (outputs - targets)
 
@@ -180,7 +179,7 @@ class Scaled:
         return self.factor * (outputs - targets)
 
 
-def test_a_row_has_one_setting_of_training(tmp_path: Path) -> None:
+def test_a_row_has_one_configuration(tmp_path: Path) -> None:
     common = {**SMALL, "methods": ["fedavg"], "out": tmp_path}
     pfedlms.compare((X, Y), linear, seeds=[1], **common)
     with pytest.raises(
@@ -188,12 +187,4 @@ def test_a_row_has_one_setting_of_training(tmp_path: Path) -> None:
     ):
         pfedlms.compare((X, Y), linear, seeds=[2], learning_rate=0.3, **common)
     assert len(pfedlms.compare((X, Y), linear, seeds=[2], **common).runs) == 1
-    assert [run.summary["seed"] for run in pfedlms.load(tmp_path).runs] == [1, 2]  # type: ignore[union-attr]
-
-
-def test_data_and_method_are_given_once() -> None:
-    for call in (pfedlms.run, pfedlms.compare):
-        with pytest.raises(ConfigError, match="dataset: got 'mnist' beside data; give one of them"):
-            call("digits", dataset="mnist", **SMALL)
-    with pytest.raises(UsageError, match="method: got 'fedavg' beside methods of the grid"):
-        pfedlms.compare((X, Y), linear, methods=["local"], method="fedavg", **SMALL)
+    assert [run.summary["seed"] for run in pfedlms.load(tmp_path).runs] == [1, 2]

@@ -1,5 +1,5 @@
-"""Variants of a method in one comparison, whose a setting is, what a comparison leaves behind; and sweeps: scores, the
-best, its edges."""
+"""Comparisons: variants of a method, settings of single methods, stored results. Sweeps: scores, the best value, and
+warnings if it is the largest or smallest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import OPTIONS, SMALL, Pressing, change
+from small import OPTIONS, SMALL, SendSignal, edit_config
 from torch import nn
 
 import pfedlms
@@ -25,7 +25,7 @@ from pfedlms.experiment import studies
 from pfedlms.experiment.grids import plan_grid
 
 
-def planned(methods: Any, overrides: dict[str, Any] | None = None, file: Path | None = None) -> dict[str, Any]:
+def planned_configs(methods: Any, overrides: dict[str, Any] | None = None, file: Path | None = None) -> dict[str, Any]:
     return {each.label: each.config for each in plan_grid(file, overrides or {}, methods).planned}
 
 
@@ -38,43 +38,31 @@ def planned(methods: Any, overrides: dict[str, Any] | None = None, file: Path | 
     ],
 )
 def test_a_variant_has_a_name_and_settings_of_its_own(methods: Any) -> None:
-    configs = planned(methods, {"method": {"thresholds": 3}, "train": {"learning_rate": 0.2}})
+    configs = planned_configs(methods, {"method": {"thresholds": 3}, "train": {"learning_rate": 0.2}})
     first, second, third = configs.values()
     assert [first.method, second.method, third.method] == ["pfedlms", "pfedlms", "fedavg"]
-    assert (first.settings.thresholds, second.settings.thresholds) == (3, 1)  # its own comes on top of what all have
+    assert (first.settings.thresholds, second.settings.thresholds) == (3, 1)  # the variant's own value wins
     assert third.settings.server_step == 2.0
     assert [config.train.learning_rate for config in configs.values()] == [0.2, 0.2, 0.05]
     assert list(configs)[:2] == ["pfedlms", "pfedlms:thresholds=1"]
 
 
-def test_a_setting_of_several_methods_must_say_whose_it_is(tmp_path: Path) -> None:
+def test_a_setting_that_several_methods_have_must_name_its_method(tmp_path: Path) -> None:
     methods = "local,pfedlms,pfed1bs"
     with pytest.raises(ConfigError, match=r"method\.strength: pfedlms and pfed1bs have it.*pfedlms\.strength=0\.2"):
-        planned(methods, {"method": {"strength": 0.2}})
-    named = planned(methods, {"pfedlms": {"strength": 0.2}})
+        planned_configs(methods, {"method": {"strength": 0.2}})
+    named = planned_configs(methods, {"pfedlms": {"strength": 0.2}})
     assert named["pfedlms"].settings.strength == 0.2
-    assert named["pfed1bs"].settings.strength == planned("pfed1bs")["pfed1bs"].settings.strength != 0.2
+    assert named["pfed1bs"].settings.strength == planned_configs("pfed1bs")["pfed1bs"].settings.strength != 0.2
     with pytest.raises(ConfigError, match=r"\[stc\]: not among the methods compared"):
-        planned(methods, {"stc": {"sparsity": 0.1}})
+        planned_configs(methods, {"stc": {"sparsity": 0.1}})
     file = tmp_path / "one.toml"
     file.write_text('[method]\nname = "pfedlms"\nstrength = 0.3\n[pfed1bs]\nstrength = 0.4\n')
-    filed = planned(methods, file=file)  # a file that names a method means that one
-    assert (filed["pfedlms"].settings.strength, filed["pfed1bs"].settings.strength) == (0.3, 0.4)
+    from_file = planned_configs(methods, file=file)  # the file's [method] section is for the method it names
+    assert (from_file["pfedlms"].settings.strength, from_file["pfed1bs"].settings.strength) == (0.3, 0.4)
 
 
-def test_the_methods_own_section_on_the_command_line_and_in_python(capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["run", "--dry-run", "--json", "--method", "pfedlms", *OPTIONS]
-    assert main([*command, "--set", "pfedlms.thresholds=3"]) == 0
-    assert json.loads(capsys.readouterr().out)["config"]["method"]["thresholds"] == 3
-    assert main([*command, "--set", "fedavg.server_step=3"]) == 2
-    assert "[fedavg]" in capsys.readouterr().err
-    runs = pfedlms.compare(methods="pfedlms,pfed1bs", seeds=1, pfedlms={"thresholds": 1}, **SMALL).runs
-    assert runs[0].config.settings.thresholds == 1
-
-
-def test_variants_have_rows_folders_and_results_of_their_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_variants_have_separate_rows_folders_and_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("altair")
     out = tmp_path / "c"
     methods = "pfedlms,pfedlms:thresholds=1,fedavg:server_step=2"
@@ -107,7 +95,7 @@ def test_variants_have_rows_folders_and_results_of_their_own(
         assert row["v_acc_max"] == ""
 
 
-def test_models_that_would_fill_the_memory_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_that_would_fill_the_memory_are_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(studies, "_MAX_MODEL_BYTES", 1000)
     comparison = pfedlms.compare(methods="local", seeds=1, **SMALL)
     assert comparison.runs[0].metrics
@@ -116,19 +104,17 @@ def test_models_that_would_fill_the_memory_are_not_kept(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("file", ["fedavg-seed1/checkpoint.pt", "results.csv"])
-def test_a_full_disk_is_told_as_one_and_names_the_comparison(
-    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Met by PyTorch's own writer, which has other words for it, and by the last file."""
+def test_a_full_disk_message_names_the_comparison(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For PyTorch's writer, which raises another error, and for the last file."""
     out = tmp_path / "c"
     write = files._RawFile.write
 
-    def full(self: Any, data: Any) -> int:
+    def fail_to_write(self: Any, data: Any) -> int:
         if file in str(self.name):
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(self, data)
 
-    monkeypatch.setattr(files._RawFile, "write", full)
+    monkeypatch.setattr(files._RawFile, "write", fail_to_write)
     with pytest.raises(StorageError, match=rf"cannot write \(No space left on device\); .* resume {out}`"):
         pfedlms.compare(methods="fedavg", seeds=2, out=out, **SMALL)
     monkeypatch.undo()
@@ -137,56 +123,56 @@ def test_a_full_disk_is_told_as_one_and_names_the_comparison(
     assert len(json.loads((out / "results.json").read_text())["runs"]) == 2
 
 
-HUGE = 1
+DIVERGING_SEED = 1
 
 
-def growing() -> nn.Module:
+def diverging_with_one_seed() -> nn.Module:
     """Weights that a huge weight decay multiplies by −11 in every step; those of one seed start at 3 · 10³⁰."""
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    if torch.initial_seed() == rng.stream(HUGE, "initial") % (1 << 63):
+    if torch.initial_seed() == rng.stream(DIVERGING_SEED, "initial") % (1 << 63):
         nn.init.constant_(module[1].weight, 3e30)
     return module
 
 
-def test_a_seed_that_diverges_does_not_take_the_others_with_it() -> None:
+def test_a_seed_that_diverges_does_not_end_the_other_runs() -> None:
     options = {**SMALL, "learning_rate": 1.0, "weight_decay": 12.0, "rounds": 4}
-    with pytest.warns(UserWarning, match=f"seed {HUGE} diverged: round 3"):
-        runs = pfedlms.compare("digits", growing, methods=["fedavg"], seeds=3, **options).summaries
+    with pytest.warns(UserWarning, match=f"seed {DIVERGING_SEED} diverged: round 3"):
+        runs = pfedlms.compare("digits", diverging_with_one_seed, methods=["fedavg"], seeds=3, **options).summaries
     ends = [(run["seed"], run["status"], run["rounds"]) for run in runs]
     assert ends == [(0, "finished", 4), (1, "diverged", 2), (2, "finished", 4)]
 
 
 @pytest.mark.parametrize("broken", ["checkpoint.pt", "config.toml"])
-def test_a_run_that_cannot_go_on_leaves_no_other_locked(broken: str, tmp_path: Path) -> None:
-    """One is found while a run is opened, the other when it begins."""
+def test_a_run_that_cannot_be_resumed_leaves_no_folder_locked(broken: str, tmp_path: Path) -> None:
+    """A broken config is found when the study is opened, a broken checkpoint when the run starts."""
     out = tmp_path / "c"
     options = {**SMALL, "learning_rate": 0.1}
     with pytest.raises(KeyboardInterrupt):
-        pfedlms.compare(methods=["fedavg"], seeds=3, out=out, callbacks=[Pressing(1, of=1)], **options)
+        pfedlms.compare(methods=["fedavg"], seeds=3, out=out, callbacks=[SendSignal(1, of=1)], **options)
     file = out / "fedavg-seed1" / broken
     file.write_bytes(file.read_bytes().replace(b"learning_rate = 0.1", b"learning_rate = 0.2")[:-1])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         with pytest.raises(RunDirectoryError) as caught:
             studies.load_study(out).train()
-        held = [file for file in Path("/proc/self/fd").iterdir() if str(file.resolve()).startswith(str(out))]
-        del caught  # until then nothing is collected
-    assert not held
+        open_files = [file for file in Path("/proc/self/fd").iterdir() if str(file.resolve()).startswith(str(out))]
+        del caught  # it references the runs
+    assert not open_files
 
 
-def test_a_run_of_a_comparison_keeps_its_own_data(tmp_path: Path) -> None:
+def test_a_run_is_not_trained_on_the_data_of_other_runs(tmp_path: Path) -> None:
     """A folder whose config.toml was changed before it began must not be trained on the others' samples."""
     pfedlms.compare("digits", methods=["local"], seeds=2, rounds=1, clients=3, out=tmp_path / "c")
     folder = tmp_path / "c" / "local-seed1"
     for name in ("checkpoint.pt", "metrics.jsonl", "summary.json"):
         (folder / name).unlink(missing_ok=True)
-    change(folder, 'dataset = "digits"', 'dataset = "mnist"')
+    edit_config(folder, 'dataset = "digits"', 'dataset = "mnist"')
     with pytest.raises(PfedlmsError, match="mnist"):
         studies.load_study(tmp_path / "c").train()
 
 
-def test_an_edge_is_told_for_three_numbers_or_more() -> None:
-    """The middle of three rates is best by far; of two, one always lies at an end."""
+def test_a_best_value_at_the_edge_of_three_or_more_is_warned_about() -> None:
+    """The middle of three rates is best by far; one of two values is always at an edge."""
     with pytest.warns(UserWarning, match=r"the best train\.learning_rate is 0\.2, the largest tried; try larger"):
         pfedlms.sweep(method="local", learning_rate=[1e-5, 1e-4, 0.2], validation=0.2, **SMALL)
     with pytest.warns(UserWarning, match=r"chosen by p_acc on test samples.*data\.validation"):
@@ -198,8 +184,8 @@ def test_an_edge_is_told_for_three_numbers_or_more() -> None:
         pfedlms.sweep(method="zsign", downlink=["model", "sum"], validation=0.2, **SMALL)
 
 
-def test_there_is_no_edge_where_a_setting_ends() -> None:
-    """No decay is better than absurd ones, and to say all better than to say little; nothing lies beyond."""
+def test_no_edge_is_warned_about_at_the_bound_of_a_setting() -> None:
+    """Zero weight decay is better than huge ones, and ratio 1 is better than small ones; no values lie beyond these."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         settings = {**SMALL, "rounds": 8, "learning_rate": 0.3, "validation": 0.2}
@@ -211,7 +197,7 @@ def test_there_is_no_edge_where_a_setting_ends() -> None:
         pfedlms.sweep(method="local", weight_decay=[3.0, 0.001, 2.0], **settings)
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_sweep_command_prints_stores_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("altair")
     out, picture = tmp_path / "s", tmp_path / "s.svg"
     command = ["sweep", "--method", "pfedlms", "--set", "method.ratio=.2,.3", "--set", "pfedlms.thresholds=1,3",
@@ -242,19 +228,20 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     [
         (["--set", "train.learning_rate=.1,x"], "train.learning_rate: got 'x', expected a number"),
         (["--method", "local,fedavg", "--learning-rate", ".1,.2"], "a sweep is of one method"),
-        (["--learning-rate", ".1,.2", "--by", "v_acc"], "--by: got v_acc, but data.validation is 0"),
     ],
 )
-def test_wrong_commands(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_sweep_commands_are_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["sweep", *arguments]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_a_sweep_goes_on_after_ctrl_c(tmp_path: Path) -> None:
+def test_a_sweep_resumes_after_ctrl_c(tmp_path: Path) -> None:
     options = {"method": "local", "learning_rate": [0.01, 0.2, 400.0], "validation": 0.2, **SMALL}
     with pytest.raises(KeyboardInterrupt) as caught:
-        pfedlms.sweep(out=tmp_path / "s", callbacks=[Pressing(2, of="learning_rate=0.2 seed 0")], **options)
-    stopped = caught.value.result  # type: ignore[attr-defined]
+        pfedlms.sweep(out=tmp_path / "s", callbacks=[SendSignal(2, of="learning_rate=0.2 seed 0")], **options)
+    stopped = caught.value.result
     assert stopped.interrupted
     assert [run["rounds"] for run in stopped.summaries] == [3, 2]
     with open(tmp_path / "s" / "results.csv") as file:
@@ -278,7 +265,7 @@ def test_a_keyword_with_two_meanings_is_refused() -> None:
             call()
     run = pfedlms.run(method="fetchsgd", **SMALL, **{"train.momentum": 0.5})
     assert (run.config.train.momentum, run.config.settings.momentum) == (0.5, 0.9)
-    assert planned("fetchsgd:momentum=0.3")["fetchsgd:momentum=0.3"].settings.momentum == 0.3
+    assert planned_configs("fetchsgd:momentum=0.3")["fetchsgd:momentum=0.3"].settings.momentum == 0.3
 
 
 def test_two_values_for_one_setting_are_refused() -> None:
@@ -291,6 +278,11 @@ def test_two_values_for_one_setting_are_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=beside):
             pfedlms.study(**calls)
+    for call in (pfedlms.run, pfedlms.compare):
+        with pytest.raises(ConfigError, match="dataset: got 'mnist' beside data; give one of them"):
+            call("digits", dataset="mnist", **SMALL)
+    with pytest.raises(UsageError, match="method: got 'fedavg' beside methods of the grid"):
+        pfedlms.compare(methods=["local"], method="fedavg", **SMALL)
     with pytest.raises(ConfigError, match=r"seeds: got \[1\] and run.seed=5"):
         pfedlms.compare(seeds=[1], seed=5)
     with pytest.raises(ConfigError, match=r"train.rounds: got 2 and 3; give one"):

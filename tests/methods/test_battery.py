@@ -19,15 +19,15 @@ from factories import (
     HIDDEN,
     LAYERS,
     SEED,
-    Post,
+    RecordingLink,
     Sent,
     cohort_of,
     digits,
     federation,
     method_of,
     normal,
-    overheard,
     played,
+    recorded_messages,
     same,
     seeded,
     task_of,
@@ -176,7 +176,7 @@ def federation_of(case: Case, **options: Any) -> Federation:
 
 def transcript(case: Case, **options: Any) -> tuple[list[bytes], dict[str, Any]]:
     """Payloads of the clients' messages in three rounds, and the state after them."""
-    post = Post()
+    post = RecordingLink()
     run = played(federation_of(case, link=post, **options), 3)
     return post.payloads, run.state()
 
@@ -345,7 +345,7 @@ def test_momentum_is_kept_for_personal_models_only(case: Case) -> None:
 @every_case
 def test_message_bits_are_those_of_the_formula(case: Case) -> None:
     """Counted from the frames of every sender; the report has the same bytes."""
-    with overheard() as messages:
+    with recorded_messages() as messages:
         run = federation_of(case)
         traffic = run.play_round().traffic
 

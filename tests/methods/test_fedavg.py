@@ -16,7 +16,7 @@ from factories import (
     federation,
     hold,
     method_of,
-    overheard,
+    recorded_messages,
     small_data,
     small_module,
     task_of,
@@ -54,7 +54,7 @@ def test_one_step_on_all_samples_is_distributed_gradient_descent(
     momentum on all samples together, in float64."""
     data, rate = small_data(*counts), 0.2
     train = {"local_steps": 1, "batch_size": max(counts), "learning_rate": rate, "weight_decay": 0.0}
-    with overheard() as messages:
+    with recorded_messages() as messages:
         run = federation("fedavg", data, small_module(), server_step=step, server_momentum=momentum, **train)
         for _ in range(5):
             run.play_round()

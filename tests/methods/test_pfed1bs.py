@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from definitions import dense_phi
-from factories import SMALL_DIM, cohort_of, federation, normal, overheard, small_data, small_module, task_of
+from factories import SMALL_DIM, cohort_of, federation, normal, recorded_messages, small_data, small_module, task_of
 from pfedlms.methods.pfed1bs import PFed1BS, PFed1BSSettings
 from pfedlms.wire.frames import SERVER
 
@@ -55,7 +55,7 @@ def test_a_federation_sends_signs_of_one_fixed_sketch_and_their_majority() -> No
     run.start()
     for _ in range(3):
         params = run.state()["params"].double().numpy()
-        with overheard() as messages:
+        with recorded_messages() as messages:
             run.play_round()
         sketched = params @ phi.T
         clear = np.abs(sketched) > 1e-5

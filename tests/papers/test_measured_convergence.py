@@ -1,4 +1,4 @@
-"""The measured theorem: constants, terms and what is measured along a run, each against a value found otherwise."""
+"""The measured theorem: constants, terms and measurements along a run, each compared with an independent value."""
 
 from __future__ import annotations
 
@@ -111,14 +111,13 @@ def watched(
 
 
 def rounds_of(run: Federation, rounds: int) -> Iterator[dict[int, Watched]]:
-    assert isinstance(run.method, WatchedPFedLMS)
     run.start()
     for _ in range(rounds):
         run.play_round()
         yield dict(run.method.notes)
 
 
-class ByHand:
+class ClientByHand:
     """One client's F_k with dense Φ, its gradient and its batches, by numpy and autograd."""
 
     def __init__(self, data: FederatedData, client: int) -> None:
@@ -148,12 +147,12 @@ class ByHand:
 
 
 @pytest.mark.parametrize("refresh", [1, 2])
-def test_what_is_measured_along_a_run(refresh: int) -> None:
+def test_the_measurements_of_a_run_equal_their_definitions(refresh: int) -> None:
     """The theorem's left side, noise, potential and drift, each by its definition, on the engine's own iterates; and
     that these iterates are SGD on F_k with an absolute ρ, which is what the theorem is about."""
     rounds, strength = 3, 0.05
     share, found = np.array(CLIENTS) / sum(CLIENTS), follow(watched(refresh), TRAIN, SEED, rounds)
-    clients = [ByHand(small_data(*CLIENTS), client) for client in range(3)]
+    clients = [ClientByHand(small_data(*CLIENTS), client) for client in range(3)]
     squares, noises, gradients = (np.zeros((rounds, 3, TRAIN.local_steps)) for _ in range(3))
     potential, drift, norms, before = np.zeros((rounds + 1, 3)), np.zeros((rounds, 3)), [], {}
     for round, notes in enumerate(rounds_of(watched(refresh), rounds + 1)):
@@ -189,8 +188,7 @@ def test_what_is_measured_along_a_run(refresh: int) -> None:
     assert min(noises.max(), abs(drift).max(), squares.max()) > 1e-3  # nothing of it is a comparison of zeros
 
 
-def test_gradients_of_some_rounds() -> None:
-    """Every second one; what needs no gradient is there for every round."""
+def test_gradients_can_be_measured_in_some_rounds_only() -> None:
     everything, some = (follow(watched(), TRAIN, SEED, 3, every) for every in (1, 2))
     assert some["stationarity"] == [everything["stationarity"][round] for round in (0, 2)]
     assert some["drift"] == everything["drift"]
@@ -204,7 +202,7 @@ def plain(method: str, **settings: float) -> Federation:
     return federation(method, small_data(*CLIENTS), linear(), **vars(TRAIN), **settings)
 
 
-def test_watching_changes_no_bit() -> None:
+def test_watching_a_run_does_not_change_it() -> None:
     """With ρ relative it is pFedLMS, with λ = 0 `local`; an absolute ρ is something else."""
     relative = models_of(watched(absolute=False))
     chosen = {"thresholds": LEVELS, "ratio": RATIO, "strength": 0.05, "smoothing": RHO, "refresh": 2}
@@ -217,7 +215,7 @@ def test_watching_changes_no_bit() -> None:
 
 
 def plan(**changed: object) -> Plan:
-    return Plan(**{**asdict(Plan("softmax", 0, 0.05, 2, 4, 2)), **changed})  # type: ignore[arg-type]
+    return Plan(**{**asdict(Plan("softmax", 0, 0.05, 2, 4, 2)), **changed})
 
 
 SHORT = [
@@ -238,7 +236,7 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> measured.Record:
         return convergence("digits", tmp_path_factory.mktemp("convergence"), device="cpu")
 
 
-def test_the_bound_holds_and_lies_above_what_it_bounds(document: measured.Record) -> None:
+def test_the_bound_is_above_the_measured_terms(document: measured.Record) -> None:
     assert [row["rounds"] for row in document["rows"]] == [1, 2, 4] * 4
     for row in document["rows"]:
         assert 0 < row["left"] <= row["real_total"] <= row["bound_total"]
@@ -278,13 +276,13 @@ def test_a_row_by_hand(document: measured.Record) -> None:
 
 
 @pytest.mark.parametrize("dataset", ["digits", "mnist"])
-def test_what_docs_tell_was_measured_with_what_is_shipped(dataset: str) -> None:
-    """Settings that came later had their default."""
+def test_published_measurements_have_the_shipped_settings(dataset: str) -> None:
+    """Settings that were added later had their default."""
     file = Path(__file__).parents[2] / "benchmarks" / "results" / f"convergence-{dataset}.json"
-    kept, config = json.loads(file.read_text()), pfedlms.load_config(None, {"data": {"dataset": dataset}})
+    stored, config = json.loads(file.read_text()), pfedlms.load_config(None, {"data": {"dataset": dataset}})
     shipped = shared_settings(config)
-    assert kept["settings"] == {key: shipped[key] for key in kept["settings"]}
-    assert [run["plan"] for run in (*kept["runs"], *kept["practice"])] == [
+    assert stored["settings"] == {key: shipped[key] for key in stored["settings"]}
+    assert [run["plan"] for run in (*stored["runs"], *stored["practice"])] == [
         asdict(own) for own in measured.plans(config, quick=False)
     ]
 
@@ -296,9 +294,7 @@ SHIPPED = shared_settings(pfedlms.load_config(None, {"data": {"dataset": "digits
     ("key", "value"),
     [("train.learning_rate", 0.3), ("data.alpha", 0.1), ("method.smoothing", 0.2), ("model.hidden", 100)],
 )
-def test_what_was_measured_with_other_settings_is_refused(
-    key: str, value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_settings_are_refused(key: str, value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured, "follow", lambda *given: pytest.fail("measured"))
     before = {"schema": 2, "dataset": "digits", "settings": {**SHIPPED, key: value}, "runs": [], "practice": []}
     file = tmp_path / "convergence-digits.json"
@@ -309,34 +305,33 @@ def test_what_was_measured_with_other_settings_is_refused(
 
 
 @pytest.mark.usefixtures("short")
-def test_what_was_measured_is_used_again(
+def test_measurements_are_used_again(
     tmp_path: Path, document: measured.Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of it, or what there is: a run that is missing is made, and nothing else."""
     file = tmp_path / "convergence-digits.json"
     known = {key: own for key, own in SHIPPED.items() if key != "train.weights"}  # a setting that came later
-    kept = {"schema": 2, "dataset": "digits", "settings": known, "rows": [], "runs": document["runs"], "practice": []}
-    file.write_text(json.dumps(kept))
-    said: list[str] = []
-    again = convergence("digits", tmp_path, device="cpu", progress=said.append)
-    assert said == ["dnn, λ 0.05, h 1, seed 0"]
+    stored = {"schema": 2, "dataset": "digits", "settings": known, "rows": [], "runs": document["runs"], "practice": []}
+    file.write_text(json.dumps(stored))
+    progress: list[str] = []
+    again = convergence("digits", tmp_path, device="cpu", progress=progress.append)
+    assert progress == ["dnn, λ 0.05, h 1, seed 0"]
     assert json.loads(json.dumps({**again, "settings": SHIPPED})) == json.loads(json.dumps(document))
 
     monkeypatch.setattr(measured, "follow", lambda *given: pytest.fail("measured again"))
-    read = convergence("digits", tmp_path, device="cpu", progress=said.append)
-    assert len(said) == 1
+    read = convergence("digits", tmp_path, device="cpu", progress=progress.append)
+    assert len(progress) == 1
     assert read["rows"] == again["rows"]
     assert json.loads(file.read_text())["rows"] == again["rows"]
 
 
-@pytest.mark.parametrize(("text", "told"), [("{", "no document of convergence"), ('{"schema": 99}', "schema 99")])
-def test_a_file_of_another_kind_is_not_used(tmp_path: Path, text: str, told: str) -> None:
+@pytest.mark.parametrize(("text", "message"), [("{", "no document of convergence"), ('{"schema": 99}', "schema 99")])
+def test_a_file_of_another_kind_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "convergence-digits.json").write_text(text)
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         convergence("digits", tmp_path, device="cpu", quick=True)
 
 
-def test_every_round_of_every_run_is_among_the_points(document: measured.Record) -> None:
+def test_the_points_have_every_round_of_every_run(document: measured.Record) -> None:
     """Rounds are counted from 1; of dnn those looked at, here two."""
     points = by_round(document)
     assert [point["model"] for point in points] == ["softmax"] * 16 + ["dnn"] * 2
@@ -351,7 +346,7 @@ def test_every_round_of_every_run_is_among_the_points(document: measured.Record)
 
 
 @pytest.mark.usefixtures("short")
-def test_dnn_is_printed_beside_softmax_regression(
+def test_results_of_dnn_are_printed_and_stored(
     document: measured.Record, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "quick").mkdir()

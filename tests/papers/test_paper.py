@@ -1,4 +1,4 @@
-"""The paper's tables and figures: plans against the paper, runs that are kept, measured beside printed."""
+"""The paper's tables and figures: planned cells, stored runs, and measured numbers beside the printed ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pfedlms.report.runs import Spread
 
 
 @pytest.mark.parametrize("name", ["table1", "table2"])
-def test_every_row_of_the_papers_tables_is_trained(name: str) -> None:
+def test_every_row_of_the_tables_is_planned(name: str) -> None:
     numbers = paper()[name]
     for dataset in numbers["columns"]:
         rows = {row.label: row.printed for row in EXPERIMENTS[name].of(dataset)}
@@ -48,7 +48,7 @@ def test_every_row_of_the_papers_tables_is_trained(name: str) -> None:
         ("thresholds", "cifar10", "T = 3", {"thresholds": 3}, None),
     ],
 )
-def test_a_row_stands_for_its_settings(
+def test_a_row_has_its_settings(
     name: str, dataset: str, label: str, settings: dict[str, Any], value: float | None
 ) -> None:
     (row,) = [row for row in EXPERIMENTS[name].of(dataset) if row.label == label]
@@ -57,7 +57,7 @@ def test_a_row_stands_for_its_settings(
 
 
 @pytest.mark.parametrize("variant", ["stc@sketchvote", "pfed1bs@pfedlms", "pfedlms@pfed1bs", "sketchvote@stc"])
-def test_methods_at_each_others_bytes(variant: str) -> None:
+def test_a_method_can_use_as_many_bytes_as_another(variant: str) -> None:
     own, other = variant.split("@")
     settings = {key: value for key, value in settings_of("digits", variant)["method"].items() if key != "name"}
     wanted = taken("digits", other)
@@ -71,7 +71,7 @@ def test_methods_at_each_others_bytes(variant: str) -> None:
         assert min(coordinate, model) < 0.5
 
 
-def test_another_model_than_the_one_shipped() -> None:
+def test_a_cell_may_have_another_model() -> None:
     """vgg8 has 279,706 parameters for ten classes; for a hundred its last layer has 90 · (128 + 1) more."""
     assert cost("cifar100/vgg8", "fedavg")["parameters"] == 279_706 + 90 * 129
     assert cell("cifar100/vgg8", 0.5, "eden") == cell("cifar100", 0.5, "eden") | {"model": {"name": "vgg8"}}
@@ -79,7 +79,7 @@ def test_another_model_than_the_one_shipped() -> None:
     assert row.printed == Spread(38.81, 1.39)
 
 
-def test_bytes_that_cannot_be_met() -> None:
+def test_a_number_of_bytes_without_matching_settings_is_refused() -> None:
     with pytest.raises(UsageError, match="no setting of fedavg says how large a message is"):
         settings_of("digits", "fedavg@pfedlms")
     with pytest.raises(UsageError, match="pfed1bs: no ratio takes 100000000 bytes"):
@@ -91,15 +91,15 @@ def test_bytes_that_cannot_be_met() -> None:
 METHODS = ("local", "fedavg", "sketchvote")
 
 
-class Counting(pfedlms.Callback):
+class RecordStarts(pfedlms.Callback):
     def __init__(self) -> None:
-        self.began: list[tuple[str, int]] = []
+        self.started: list[tuple[str, int]] = []
 
     def on_start(self, run: Any) -> None:
-        self.began.append((Path(run.config.run.out).name, run.round))
+        self.started.append((Path(run.config.run.out).name, run.round))
 
 
-class SignalAt(pfedlms.Callback):
+class InterruptRound4(pfedlms.Callback):
     def on_evaluation(self, run: Any, record: Mapping[str, Any]) -> None:
         if record["round"] == 4:
             signal.raise_signal(signal.SIGINT)
@@ -115,14 +115,14 @@ def local(out: Path, *callbacks: Any, alpha: float = 0.5, **chosen: Any) -> tupl
     return gather(cells, wanted(out, *callbacks, **{"seeds": (0,), **chosen}), outcome)["local"], outcome
 
 
-def test_runs_are_trained_once_and_used_by_every_table_that_has_them(tmp_path: Path) -> None:
-    counting = Counting()
-    chosen = wanted(tmp_path, counting, methods=METHODS, seeds=(0, 1))
+def test_runs_are_trained_once_for_all_tables(tmp_path: Path) -> None:
+    recorder = RecordStarts()
+    chosen = wanted(tmp_path, recorder, methods=METHODS, seeds=(0, 1))
     outcome = reproduce("table1", chosen)
-    assert [name for name, _ in counting.began] == [f"{method}-seed{seed}" for seed in (0, 1) for method in METHODS]
+    assert [name for name, _ in recorder.started] == [f"{method}-seed{seed}" for seed in (0, 1) for method in METHODS]
     for name in ("table1", "curves", "budget"):
         reproduce(name, chosen)
-    assert len(counting.began) == 6
+    assert len(recorder.started) == 6
     (sheet,) = outcome.sheets
     for record in sheet.records:
         folders = [tmp_path / "quick" / "digits-a0.5" / f"{record['row']}-seed{seed}" for seed in (0, 1)]
@@ -135,26 +135,26 @@ def test_runs_are_trained_once_and_used_by_every_table_that_has_them(tmp_path: P
     assert (tables / "table1-digits.md").read_text().count("| sketchvote |") == 1
 
 
-def test_after_a_signal_what_there_is_counts_and_the_rest_is_resumed_later(tmp_path: Path) -> None:
+def test_an_interrupted_run_is_reported_and_resumed(tmp_path: Path) -> None:
     local(tmp_path / "a", seeds=(2,))
-    runs, outcome = local(tmp_path / "a", SignalAt(), seeds=(0, 1, 2))
+    runs, outcome = local(tmp_path / "a", InterruptRound4(), seeds=(0, 1, 2))
     assert outcome.signal == signal.SIGINT
     assert [(run.summary["seed"], run.summary["status"]) for run in runs] == [(0, "interrupted"), (2, "finished")]
-    counting = Counting()
-    resumed, whole = (local(tmp_path / name, counting)[0][0] for name in ("a", "b"))
-    assert counting.began == [("local-seed0", 4), ("local-seed0", 0)]
+    recorder = RecordStarts()
+    resumed, whole = (local(tmp_path / name, recorder)[0][0] for name in ("a", "b"))
+    assert recorder.started == [("local-seed0", 4), ("local-seed0", 0)]
     assert [record["p_acc"] for record in resumed.metrics] == [record["p_acc"] for record in whole.metrics]
     assert resumed.summary["status"] == "finished"
 
 
-def test_a_folder_with_other_settings_is_not_taken_for_the_cell(tmp_path: Path) -> None:
+def test_a_folder_with_other_settings_is_refused(tmp_path: Path) -> None:
     other = cell("digits", 0.5, "local", quick=True) | {"train": {"rounds": 3}}
     pfedlms.study(cells={"local": other}, out=tmp_path / "digits-a0.5")
     with pytest.raises(RunDirectoryError, match=r"local-seed0 with another train\.rounds"):
         local(tmp_path)
 
 
-def row_of(
+def stored_row(
     method: str, seed: int = 0, status: str = "finished", dataset: str = "digits", **more: Any
 ) -> dict[str, Any]:
     """A row that was measured elsewhere, with the settings of a cell."""
@@ -164,13 +164,13 @@ def row_of(
     return {"config": config, "status": status, "summary": {**summary, **more}, "curve": {}}
 
 
-def test_rows_measured_elsewhere_are_used_where_their_settings_are_the_cells(tmp_path: Path) -> None:
-    (tmp_path / "rows.json").write_text(json.dumps([row_of("local", seed) for seed in (1, 0)]))
+def test_rows_measured_elsewhere_are_used_if_their_settings_match(tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text(json.dumps([stored_row("local", seed) for seed in (1, 0)]))
     (tmp_path / "else.json").write_text("{}")
-    counting = Counting()
-    runs, _ = local(tmp_path / "out", counting, seeds=(0, 1, 2), rows=read_rows([tmp_path]))
+    recorder = RecordStarts()
+    runs, _ = local(tmp_path / "out", recorder, seeds=(0, 1, 2), rows=read_rows([tmp_path]))
     assert [run.summary["accuracy"]["max"] == 12.0 for run in runs] == [True, True, False]
-    assert [name for name, _ in counting.began] == ["local-seed2"]
+    assert [name for name, _ in recorder.started] == ["local-seed2"]
     for wrong in ("else.json", "none.json"):
         with pytest.raises(UsageError, match=f"--rows: .*{wrong}"):
             read_rows([tmp_path / wrong])
@@ -182,13 +182,13 @@ def test_rows_measured_elsewhere_are_used_where_their_settings_are_the_cells(tmp
 )
 def test_rows_with_other_settings_are_not_used(section: str, key: str, value: float | None, tmp_path: Path) -> None:
     """Digits come with 252 hidden units; a row that does not say how many had 256, the default."""
-    row = row_of("local")
+    row = stored_row("local")
     assert row["config"][section].pop(key) != value
     if value is not None:
         row["config"][section][key] = value
-    counting = Counting()
-    local(tmp_path, counting, rows=[row])
-    assert [name for name, _ in counting.began] == ["local-seed0"]
+    recorder = RecordStarts()
+    local(tmp_path, recorder, rows=[row])
+    assert [name for name, _ in recorder.started] == ["local-seed0"]
 
 
 def test_committed_rows_are_still_read() -> None:
@@ -221,17 +221,17 @@ def measured(p_acc: list[float], sent: int, status: str = "finished", seed: int 
         (99, "fedavg, 1 round (> bytes of sketchvote)"),
     ],
 )
-def test_fedavg_for_the_bytes_of_another(total: int, label: str) -> None:
+def test_fedavg_has_as_many_rounds_as_the_bytes_of_another_method_allow(total: int, label: str) -> None:
     runs = {"fedavg": [measured([90.0], 100, total=20_000)], "sketchvote": [measured([90.0], 1, total=total)]}
     assert frugal_fedavg(runs) == {label: max(1, total // 100)}
 
 
-def test_data_that_only_a_shorter_fedavg_needs_are_named_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_data_are_named_also_for_a_shorter_fedavg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All cells of SVHN are known but for FedAvg at sketchvote's total bytes, and there are no files."""
     monkeypatch.delenv("PFEDLMS_DATA", raising=False)
     sent = {"local": 0, "fedavg": 1000, "sketchvote": 10}
     rows = [
-        row_of(method, dataset="svhn", bytes_per_round={"up": own}, total_bytes=200 * own, clients=20)
+        stored_row(method, dataset="svhn", bytes_per_round={"up": own}, total_bytes=200 * own, clients=20)
         for method, own in sent.items()
     ]
     chosen = wanted(tmp_path, datasets=("svhn",), methods=tuple(sent), seeds=(0,), quick=False, rows=rows)
@@ -241,7 +241,7 @@ def test_data_that_only_a_shorter_fedavg_needs_are_named_too(tmp_path: Path, mon
     assert [record["row"] for record in first.records][3] == "fedavg, 2 rounds (bytes of sketchvote)"
 
 
-def test_differences_and_what_lies_outside_two_deviations() -> None:
+def test_differences_beyond_two_deviations_are_marked() -> None:
     pair = [measured([90.0], 1 << 20), measured([92.0], 1 << 20)]
     runs = {"near": pair, "far": pair, "broken": [measured([50.0], 1, "diverged")], "single": [measured([50.0], 1)]}
     width = 2 * sqrt(2 + 1)  # 90 and 92 have the variance 2
@@ -268,7 +268,6 @@ def test_bytes_to_most_of_the_gain() -> None:
         "fedavg, 1 round (bytes of x)": [measured([99.0], 1)],
     }
     sheet = bytes_to_most_of_the_gain("digits", runs)
-    assert sheet is not None
     found = {record["row"]: record for record in sheet.records}
     assert list(found) == ["local", "fedavg", "some"]
     assert found["fedavg"] == {"row": "fedavg", "reached": "2 of 2", "rounds": (3 + 2) / 2, "mib": 250 / 2**20}
@@ -278,7 +277,7 @@ def test_bytes_to_most_of_the_gain() -> None:
 
 
 @pytest.mark.parametrize(("dataset", "fedavg", "own"), [("mnist", 31.06, 0.38), ("cifar10", 42.68, 0.72)])
-def test_communication_is_the_papers_to_two_decimals(dataset: str, fedavg: float, own: float, tmp_path: Path) -> None:
+def test_communication_equals_that_of_the_paper(dataset: str, fedavg: float, own: float, tmp_path: Path) -> None:
     (sheet,) = reproduce("communication", wanted(tmp_path, datasets=(dataset,))).sheets
     found = {record["row"]: record for record in sheet.records}
     assert round(found["fedavg"]["mib"], 2) == fedavg
@@ -289,16 +288,15 @@ def test_communication_is_the_papers_to_two_decimals(dataset: str, fedavg: float
 # --- Figure 1 ---------------------------------------------------------------------------------------------------------
 
 
-def test_distributions_are_of_the_shared_model_and_resumed(tmp_path: Path) -> None:
-    counting = Counting()
-    stopped = reproduce("distributions", wanted(tmp_path, SignalAt()))
+def test_distributions_are_of_the_shared_model_and_resume(tmp_path: Path) -> None:
+    recorder = RecordStarts()
+    stopped = reproduce("distributions", wanted(tmp_path, InterruptRound4()))
     assert (stopped.signal, stopped.sheets) == (signal.SIGINT, [])
-    sheet, bins = reproduce("distributions", wanted(tmp_path, counting)).sheets
-    assert counting.began == [("fedavg-rounds10-seed0", 4)]
+    sheet, bins = reproduce("distributions", wanted(tmp_path, recorder)).sheets
+    assert recorder.started == [("fedavg-rounds10-seed0", 4)]
     assert [record["round"] for record in sheet.records] == [0, 0, 1, 1, 9, 9]
     result = pfedlms.run(method="fedavg", rounds=10, alpha=0.5)
     model = result.federation.shared_state_dict()
-    assert model is not None
     matrices = [values.double() for values in model.values() if values.ndim > 1]
     last = [record["deviation"] for record in sheet.records[-2:]]
     assert last == pytest.approx([values.std(correction=0).item() for values in matrices])
@@ -306,12 +304,12 @@ def test_distributions_are_of_the_shared_model_and_resumed(tmp_path: Path) -> No
     own = [record for record in bins.records if record["round"] == 9][80:]
     assert (own[0]["from"], own[-1]["to"]) == pytest.approx((matrices[1].min().item(), matrices[1].max().item()))
     assert sum(record["density"] * (record["to"] - record["from"]) for record in own) == pytest.approx(1)
-    again, *_ = reproduce("distributions", wanted(tmp_path, counting)).sheets
-    assert len(counting.began) == 1
+    again, *_ = reproduce("distributions", wanted(tmp_path, recorder)).sheets
+    assert len(recorder.started) == 1
     assert again.records == sheet.records
 
 
-def test_rounds_of_the_figure_are_marked_where_they_are() -> None:
+def test_the_figure_marks_its_rounds() -> None:
     """The figure counts from 0, an evaluation from 1."""
     pytest.importorskip("altair")
     layers = {"1.weight": {"density": [1.0, 1.0], "edges": [0.0, 0.5, 1.0], "deviation": 0.3}}
@@ -328,10 +326,7 @@ def test_rounds_of_the_figure_are_marked_where_they_are() -> None:
 # --- the command line -------------------------------------------------------------------------------------------------
 
 
-def test_from_the_command_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By `pfedlms reproduce`, which is the paper's own command."""
+def test_reproduce(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PFEDLMS_DATA", raising=False)
     out = str(tmp_path / "paper")
     line = ["reproduce", "table1", "--datasets", "digits,digits", "--quick", "--seeds", "2", "--out", out]
@@ -363,19 +358,21 @@ def test_from_the_command_line(
         (["table1", "--datasets", "file:../a.npz"], "pfedlms compare takes any data"),
     ],
 )
-def test_wrong_use(given: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_use_is_refused(
+    given: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert command.main([*given, "--out", str(tmp_path)]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_without_the_folder_of_papers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reproduce_needs_the_papers_folder(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "papers.pfedlms.__main__", None)
     assert main(["reproduce", "table1"]) == 2
     assert "reproduce: the tables of the paper are not in the installed package" in capsys.readouterr().err
 
 
 def test_a_run_that_diverged_makes_the_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [row_of("local"), row_of("pfedlms", status="diverged")]
+    rows = [stored_row("local"), stored_row("pfedlms", status="diverged")]
     (tmp_path / "rows.json").write_text(json.dumps(rows))
     line = ["table1", "--datasets", "digits", "--quick", "--out", str(tmp_path / "out")]
     line += ["--rows", str(tmp_path / "rows.json")]
@@ -386,7 +383,7 @@ def test_a_run_that_diverged_makes_the_exit_code_1(tmp_path: Path, capsys: pytes
     assert "error: 1 run did not finish" in shown.err
 
 
-def test_an_interrupt_names_the_same_command(
+def test_an_interrupt_names_the_command_that_resumes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: Any) -> None:
@@ -397,7 +394,7 @@ def test_an_interrupt_names_the_same_command(
     assert f"{tmp_path} keeps what was finished. The same command resumes it." in capsys.readouterr().err
 
 
-def test_a_count_of_seeds_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_zero_seeds_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         command.main(["table1", "--seeds", "0"])
     assert "--seeds: got 0, expected a count of at least 1" in capsys.readouterr().err

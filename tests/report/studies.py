@@ -1,4 +1,4 @@
-"""Folders as runs leave them, written by hand, so that every number is known."""
+"""Writes folders of runs and studies in which every number is known."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pfedlms.report.runs import Section
 KIB = 1024
 
 
-def a_summary(
+def make_summary(
     method: str, accuracies: Sequence[float | None], *, seed: int = 0, kib: int = 0,
     clients: Sequence[float] = (50.0, 70.0), **more: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """What a run that evaluated after every round has in summary.json."""
+    """The summary.json of a run with an evaluation after every round."""
     sent = {"up_payload": kib * KIB, "up_framing": 0, "down_payload": kib * KIB, "down_framing": 0, "catch_up": 0}
     measured = [accuracy for accuracy in accuracies if accuracy is not None]
     reached = {"max": max(measured), "last10": sum(measured[-10:]) / len(measured[-10:]), "final": measured[-1]}
@@ -32,7 +32,7 @@ def a_summary(
     }  # fmt: skip
 
 
-def a_run(
+def write_run(
     folder: Path, method: str, accuracies: Sequence[float | None], *, seed: int = 0, kib: int = 0,
     clients: Sequence[float] = (50.0, 70.0), shared: Sequence[float] = (), settings: dict[str, Any] | None = None,
     **summary: Any,
@@ -45,40 +45,40 @@ def a_run(
     config = load_config(None, tables).to_toml()
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text(config)
-    told = a_summary(method, accuracies, seed=seed, kib=kib, clients=clients, **summary)
+    document = make_summary(method, accuracies, seed=seed, kib=kib, clients=clients, **summary)
     lines = []
     for number, accuracy in enumerate(accuracies, 1):
         record: dict[str, Any] = {"round": number, "p_acc": accuracy, "client_acc": list(clients)}
         record |= {"g_acc": shared[number - 1]} if shared else {}
-        record["bytes"] = {name: number * each for name, each in told["bytes_per_round"].items()}
+        record["bytes"] = {name: number * each for name, each in document["bytes_per_round"].items()}
         lines.append(json.dumps(record))
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    (folder / "summary.json").write_text(json.dumps(told))
+    (folder / "summary.json").write_text(json.dumps(document))
     return config
 
 
-def a_comparison(folder: Path, runs: dict[str, tuple[str, str]], axes: Any = None, by: str = "p_acc") -> None:
+def write_plan(folder: Path, runs: dict[str, tuple[str, str]], axes: Any = None, by: str = "p_acc") -> None:
     """The plan of runs made before: folder → name of its row and configuration."""
     names, configs = ({key: pair[at] for key, pair in runs.items()} for at in (0, 1))
     manifest = {"schema": 1, "names": names, "runs": configs, "axes": axes or {}, "by": by}
     (folder / "study.json").write_text(json.dumps(manifest))
 
 
-def compared(folder: Path, **summary: Any) -> Path:
+def write_comparison(folder: Path, **summary: Any) -> Path:
     """local, fedavg and stc on two seeds each, by numbers that can be worked out by hand."""
     made: dict[str, tuple[str, str]] = {}
     for seed in (0, 1):
         up = float(seed)
-        local = a_run(folder / f"l{seed}", "local", [50 + up, 60 + up], seed=seed, clients=(50.0, 70.0), **summary)
+        local = write_run(folder / f"l{seed}", "local", [50 + up, 60 + up], seed=seed, clients=(50.0, 70.0), **summary)
         more = {"kib": 1024, "clients": (80.0, 70.0), "shared": [60, 75], **summary}
-        fedavg = a_run(folder / f"f{seed}", "fedavg", [70, 80 + 2 * up], seed=seed, **more)
-        stc = a_run(folder / f"s{seed}", "stc", [65, 75], seed=seed, kib=64, clients=(45.0, 90.0), **summary)
+        fedavg = write_run(folder / f"f{seed}", "fedavg", [70, 80 + 2 * up], seed=seed, **more)
+        stc = write_run(folder / f"s{seed}", "stc", [65, 75], seed=seed, kib=64, clients=(45.0, 90.0), **summary)
         made |= {f"l{seed}": ("local", local), f"f{seed}": ("fedavg", fedavg), f"s{seed}": ("stc", stc)}
-    a_comparison(folder, made)
+    write_plan(folder, made)
     return folder
 
 
-def swept(
+def write_sweep(
     folder: Path, axes: dict[str, list[Any]], reached: Sequence[float], interrupted: Sequence[float] = ()
 ) -> Path:
     """A sweep of fedavg over settings of `train`, one evaluation per run; values of the last axis change first."""
@@ -86,10 +86,10 @@ def swept(
     for at, (values, accuracy) in enumerate(zip(product(*axes.values()), reached, strict=True)):
         chosen = dict(zip(axes, values, strict=True))
         status = "interrupted" if accuracy in interrupted else "finished"
-        config = a_run(folder / f"r{at}", "fedavg", [accuracy], kib=1, settings={"train": chosen}, status=status)
+        config = write_run(folder / f"r{at}", "fedavg", [accuracy], kib=1, settings={"train": chosen}, status=status)
         made[f"r{at}"] = (" ".join(f"{key}={value}" for key, value in chosen.items()), config)
     named = {f"train.{key}": values for key, values in axes.items()}
-    a_comparison(folder, made, axes=named)
+    write_plan(folder, made, axes=named)
     return folder
 
 

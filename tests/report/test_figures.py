@@ -1,4 +1,4 @@
-"""What figures are made of, against numbers worked out by hand; and the files they are saved as."""
+"""Data of figures, compared with numbers worked out by hand; and the files that figures are saved as."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from studies import a_comparison, a_run, compared, section_of, swept
+from studies import section_of, write_comparison, write_plan, write_run, write_sweep
 
 from pfedlms.cli.stored import sections_of
 from pfedlms.errors import UsageError
@@ -19,17 +19,15 @@ from pfedlms.report.charts import Look, looks
 from pfedlms.report.results import comparison
 from pfedlms.report.runs import best_combination, curves, gains
 
-# --- numbers ---
 
-
-def test_rounds_that_a_seed_did_not_measure_are_left_out(tmp_path: Path) -> None:
-    a_run(tmp_path / "a", "fedavg", [50, None, 70], kib=1)
-    a_run(tmp_path / "b", "fedavg", [60, 65], seed=1, kib=1, settings={"train": {"rounds": 3}})
+def test_rounds_without_values_of_all_seeds_are_left_out(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "fedavg", [50, None, 70], kib=1)
+    write_run(tmp_path / "b", "fedavg", [60, 65], seed=1, kib=1, settings={"train": {"rounds": 3}})
     assert [(each["round"], each["mean"]) for each in curves(section_of(tmp_path).runs)] == [(1, 55.0)]
 
 
 def test_gains_are_of_the_same_client_with_the_same_seed(tmp_path: Path) -> None:
-    gained = gains(section_of(compared(tmp_path / "c")).runs)
+    gained = gains(section_of(write_comparison(tmp_path / "c")).runs)
     assert list(gained) == ["fedavg", "stc"]
     assert [(each["client"], each["seed"], each["gain"]) for each in gained["fedavg"]] == [
         ("client 0", 0, 30.0), ("client 1", 0, 0.0), ("client 0", 1, 30.0), ("client 1", 1, 0.0)
@@ -44,10 +42,10 @@ def test_gains_are_over_local_with_the_same_training(tmp_path: Path) -> None:
         own = {"train": {"learning_rate": rate}}
         for method, reached in (("local", alone), ("fedavg", 95.0)):
             folder = f"{method}{rate}"
-            run = a_run(tmp_path / folder, method, [reached], clients=(reached,), settings=own)
+            run = write_run(tmp_path / folder, method, [reached], clients=(reached,), settings=own)
             made[folder] = (folder, run)
-    other = a_run(tmp_path / "o", "fedavg", [95.0], clients=(95.0,), settings={"train": {"learning_rate": 0.2}})
-    a_comparison(tmp_path, {**made, "o": ("o", other)})
+    other = write_run(tmp_path / "o", "fedavg", [95.0], clients=(95.0,), settings={"train": {"learning_rate": 0.2}})
+    write_plan(tmp_path, {**made, "o": ("o", other)})
     gained = {row: [each["gain"] for each in own] for row, own in gains(section_of(tmp_path).runs).items()}
     assert gained == {"fedavg0.1": [45.0], "fedavg0.3": [5.0], "o": [45.0]}
 
@@ -56,29 +54,27 @@ def test_gains_are_over_local_with_the_same_training(tmp_path: Path) -> None:
     ("settings", "seed", "found"),
     [({}, 0, 1), ({}, 3, 0), ({"data": {"alpha": 0.1}}, 0, 0), ({"data": {"dir": "elsewhere"}}, 0, 1)],
 )
-def test_local_is_searched_for_on_the_whole_page(
+def test_gains_are_over_a_local_run_of_another_section(
     settings: dict[str, dict[str, float]], seed: int, found: int, tmp_path: Path
 ) -> None:
-    a_run(tmp_path / "study" / "l", "local", [60.0])
-    alone = a_run(tmp_path / "study" / "m", "local", [60.0], seed=9)
-    a_comparison(tmp_path / "study", {"l": ("local", alone), "m": ("local", alone)})
-    a_run(tmp_path / "mine", "fedavg", [70.0], seed=seed, kib=1, settings=settings)
+    write_run(tmp_path / "study" / "l", "local", [60.0])
+    alone = write_run(tmp_path / "study" / "m", "local", [60.0], seed=9)
+    write_plan(tmp_path / "study", {"l": ("local", alone), "m": ("local", alone)})
+    write_run(tmp_path / "mine", "fedavg", [70.0], seed=seed, kib=1, settings=settings)
     sections, _ = sections_of([tmp_path])
     mine = next(section for section in sections if section.kind == "Runs")
     assert len(gains(mine.runs, [run for section in sections for run in section.runs])) == found
 
 
-def test_the_best_of_a_sweep_is_finished_and_has_the_star(tmp_path: Path) -> None:
+def test_the_best_finished_run_of_a_sweep_has_the_star(tmp_path: Path) -> None:
     axes = {"learning_rate": [0.1, 1.0], "batch_size": [8, 16]}
-    section = section_of(swept(tmp_path / "s", axes, [70.0, 71.0, 90.0, 99.0], interrupted=[99.0]))
+    section = section_of(write_sweep(tmp_path / "s", axes, [70.0, 71.0, 90.0, 99.0], interrupted=[99.0]))
     top = best_combination(section)
-    assert top is not None
     assert (top.label, top.settings) == (
         "learning_rate=1.0 batch_size=8",
         {"train.learning_rate": 1.0, "train.batch_size": 8},
     )
     figure = figures.by_setting(section, "a title")
-    assert figure is not None
     assert figure.title == "P-acc, % by train.learning_rate"
     assert tuple(figure.records[0]) == ("train.learning_rate", "train.batch_size", "mean", "low", "high")
     assert tuple(figure.records[0].values()) == (0.1, 8, 70.0, 70.0, 70.0)
@@ -89,15 +85,14 @@ def test_the_best_of_a_sweep_is_finished_and_has_the_star(tmp_path: Path) -> Non
     assert spec["layer"][1]["encoding"]["x"]["scale"]["type"] == "log", "ten times from the first value to the last"
 
 
-def test_methods_of_a_sweep_have_lines_of_their_own(tmp_path: Path) -> None:
+def test_every_method_of_a_sweep_has_a_line(tmp_path: Path) -> None:
     made = {}
     for at, (method, rate) in enumerate(product(["fedavg", "fedavg:server_step=2", "local"], [0.1, 0.2])):
         name, own = method.partition(":")[0], {"train": {"learning_rate": rate}}
-        config = a_run(tmp_path / f"r{at}", name, [50.0 + at], kib=1, settings=own)
+        config = write_run(tmp_path / f"r{at}", name, [50.0 + at], kib=1, settings=own)
         made[f"r{at}"] = (f"{method} learning_rate={rate}", config)
-    a_comparison(tmp_path, made, axes={"train.learning_rate": [0.1, 0.2]})
+    write_plan(tmp_path, made, axes={"train.learning_rate": [0.1, 0.2]})
     figure = figures.by_setting(section_of(tmp_path))
-    assert figure is not None
     lines = {(own["row"], own["x"], own["mean"]) for own in figure.chart.to_dict()["data"]["values"]}
     assert lines == {
         ("fedavg", 0.1, 50.0), ("fedavg", 0.2, 51.0), ("fedavg:server_step=2", 0.1, 52.0),
@@ -106,14 +101,11 @@ def test_methods_of_a_sweep_have_lines_of_their_own(tmp_path: Path) -> None:
     assert [own["method"] for own in figure.records[::2]] == ["fedavg", "fedavg:server_step=2", "local"]
 
 
-# --- single runs ---
-
-
-def test_single_runs_are_told_apart_by_settings_and_folders(tmp_path: Path) -> None:
+def test_single_runs_are_labelled_by_settings_and_folders(tmp_path: Path) -> None:
     for folder, rate, seed in (("a", 0.1, 0), ("b", 0.2, 0), ("c", 0.2, 1), ("d", 0.2, 1)):
-        a_run(tmp_path / folder, "fedavg", [70], seed=seed, kib=1, settings={"train": {"learning_rate": rate}})
-    a_run(tmp_path / "e", "local", [70])
-    a_run(tmp_path / "f", "local", [70], settings={"data": {"alpha": 0.1}})
+        write_run(tmp_path / folder, "fedavg", [70], seed=seed, kib=1, settings={"train": {"learning_rate": rate}})
+    write_run(tmp_path / "e", "local", [70])
+    write_run(tmp_path / "f", "local", [70], settings={"data": {"alpha": 0.1}})
     first, second = sections_of([tmp_path])[0]
     assert [run.label for run in first.runs] == [
         "fedavg learning_rate=0.1", "fedavg learning_rate=0.2", "fedavg learning_rate=0.2",
@@ -124,8 +116,8 @@ def test_single_runs_are_told_apart_by_settings_and_folders(tmp_path: Path) -> N
 
 
 def test_folders_are_read_once_and_named_as_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compared(tmp_path / "all" / "deep" / "study")
-    a_run(tmp_path / "all" / "run", "local", [70])
+    write_comparison(tmp_path / "all" / "deep" / "study")
+    write_run(tmp_path / "all" / "run", "local", [70])
     monkeypatch.chdir(tmp_path)
     sections, _ = sections_of(["all", tmp_path / "all" / "run", "all/deep/study"])
     assert [section.title for section in sections] == ["study", "digits · dnn"]
@@ -133,9 +125,9 @@ def test_folders_are_read_once_and_named_as_given(tmp_path: Path, monkeypatch: p
     assert str(sections[0].runs[0].directory) == "all/deep/study/l0"
 
 
-def test_what_cannot_be_read_is_left_out_and_named(tmp_path: Path) -> None:
+def test_unreadable_folders_are_left_out_and_named(tmp_path: Path) -> None:
     for folder in ("good", "empty"):
-        a_run(tmp_path / folder, "local", [70])
+        write_run(tmp_path / folder, "local", [70])
     (tmp_path / "empty" / "metrics.jsonl").write_text("")
     (tmp_path / "empty" / "summary.json").unlink()
     (tmp_path / "other").mkdir()
@@ -145,17 +137,13 @@ def test_what_cannot_be_read_is_left_out_and_named(tmp_path: Path) -> None:
     assert len(sections[0].runs) == 1
     assert len(warned) == len(left_out) == 2
     assert "no evaluation yet" in left_out[0]
-    compared(tmp_path / "begun")
+    write_comparison(tmp_path / "begun")
     shutil.rmtree(tmp_path / "begun" / "l0")
     with pytest.warns(UserWarning, match="begun/l0: this run of the study has not begun"):
         sections_of([tmp_path / "begun"])
 
 
-# --- looks ---
-
-
-def test_a_method_looks_the_same_in_every_figure() -> None:
-    """Whatever stands beside it; and each of many rows has a look of its own."""
+def test_a_method_has_the_same_look_in_every_figure() -> None:
     names = ["local", "fedavg", "my_own", *(f"pfedlms:ratio=0.{k}" for k in range(20))]
     found = looks(names)
     assert list(found) == names
@@ -185,7 +173,7 @@ LAB = [[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0
 
 @pytest.mark.parametrize("vision", VISION)
 @pytest.mark.parametrize("palette", [charts.LIGHT, charts.DARK], ids=["light", "dark"])
-def test_any_two_colours_can_be_told_apart(palette: dict[str, str], vision: str) -> None:
+def test_any_two_colours_differ_for_every_kind_of_vision(palette: dict[str, str], vision: str) -> None:
     shown = np.array([[int(palette[f"c{k}"][at : at + 2], 16) / 255 for at in (1, 3, 5)] for k in range(8)])
     linear = np.where(shown <= 0.04045, shown / 12.92, ((shown + 0.055) / 1.055) ** 2.4)
     seen = np.cbrt((linear @ np.array(VISION[vision]).T).clip(0, 1) @ np.array(LMS).T) @ np.array(LAB).T
@@ -194,15 +182,10 @@ def test_any_two_colours_can_be_told_apart(palette: dict[str, str], vision: str)
     assert charts.LIGHT.keys() == charts.DARK.keys()
 
 
-# --- files ---
-
-
-def test_one_figure_is_saved_in_every_format(tmp_path: Path) -> None:
-    runs = section_of(compared(tmp_path / "c")).runs
+def test_a_figure_is_saved_in_every_format(tmp_path: Path) -> None:
+    runs = section_of(write_comparison(tmp_path / "c")).runs
     figure = figures.accuracy_curves(runs, against="bytes", title="digits · 2 clients")
-    assert figure is not None
     cost = figures.cost(comparison(runs), looks(["local", "fedavg", "stc"]))
-    assert cost is not None
     assert cost.records[1] == {"row": "fedavg", "mib_up": 1.0, "mib_down": 1.0, "total_bytes": 4 * 1024**2}
     assert figure.csv().splitlines()[:2] == ["row,round,mib,mean,low,high", "fedavg,1,1.0,70.0,70.0,70.0"]
     begins = {".png": b"\x89PNG", ".pdf": b"%PDF", ".html": b"<!DOCTYPE html>", ".json": b"{"}
@@ -226,7 +209,7 @@ HOLDINGS = {
 }  # fmt: skip
 
 
-def test_a_map_of_clients_and_classes(tmp_path: Path) -> None:
+def test_the_map_of_clients_and_classes_has_counts(tmp_path: Path) -> None:
     figures.client_map(HOLDINGS).save(tmp_path / "f.svg")
     root = ElementTree.parse(tmp_path / "f.svg").getroot()
     assert {"digits · 2 clients · dirichlet, α = 0.5", "9", "train"} <= {
@@ -234,7 +217,7 @@ def test_a_map_of_clients_and_classes(tmp_path: Path) -> None:
     }
 
 
-def test_a_row_that_only_began_does_not_squeeze_the_others() -> None:
+def test_the_first_values_of_a_curve_do_not_set_its_range() -> None:
     """Of twenty values the first two are not counted."""
     values = [0.0, 1.0, 90.0, *[95.0] * 16, 100.0]
     points = [{"row": "a", "x": x, "mean": own, "low": own, "high": own} for x, own in enumerate(values)]

@@ -1,5 +1,5 @@
-"""The page in a real browser, headless: it draws, sorts, shows values under the pointer, changes its theme, writes
-nothing to the console and loads nothing."""
+"""The page in a real headless browser: figures, sorting, tooltips and themes work, without console messages or network
+requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from studies import compared
+from studies import write_comparison
 
 from pfedlms.cli.stored import sections_of
 from pfedlms.report.page import write_page
@@ -64,17 +64,16 @@ ASK = """
 """
 
 
-def at_its_end(page: str, more: str) -> str:
+def with_script(page: str, more: str) -> str:
     """Before the last `</body>`: the library that draws has one in it, too."""
     before, tag, after = page.rpartition("</body>")
     return before + more + tag + after
 
 
 def browse(page: str, folder: Path, ask: str = ASK) -> tuple[dict[str, Any], list[str]]:
-    """What the script `ask` saw on the page, and what the console was told."""
+    """The result of the script `ask` on the page, and the messages on the console."""
     file = folder / "browsed.html"
-    file.write_text(at_its_end(page, ask), encoding="utf-8")
-    assert BROWSER is not None
+    file.write_text(with_script(page, ask), encoding="utf-8")
     command = [
         BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
         "--disable-background-networking", "--disable-component-update", "--host-resolver-rules=MAP * ~NOTFOUND",
@@ -89,7 +88,7 @@ def browse(page: str, folder: Path, ask: str = ASK) -> tuple[dict[str, Any], lis
 
 @pytest.fixture
 def page(tmp_path: Path) -> str:
-    write_page(sections_of([compared(tmp_path / "c")])[0], tmp_path / "r.html")
+    write_page(sections_of([write_comparison(tmp_path / "c")])[0], tmp_path / "r.html")
     return (tmp_path / "r.html").read_text(encoding="utf-8")
 
 
@@ -115,10 +114,9 @@ def test_the_page_works_in_a_browser(page: str, tmp_path: Path) -> None:
     assert seen["blob"] == "blob"
 
 
-def test_the_browser_would_tell(page: str, tmp_path: Path) -> None:
-    """Of an error, and of a picture from elsewhere."""
+def test_errors_and_network_requests_are_detected(page: str, tmp_path: Path) -> None:
     broken = '<script>undefinedName();</script><img src="http://example.invalid/a.png">'
-    seen, console = browse(at_its_end(page, broken), tmp_path)
+    seen, console = browse(with_script(page, broken), tmp_path)
     assert any("undefinedName" in line for line in console)
     assert seen["asked"] == ["http://example.invalid/a.png"]
 
@@ -127,7 +125,7 @@ def test_the_browser_would_tell(page: str, tmp_path: Path) -> None:
 def test_nothing_scrolls_sideways_but_tables_on_a_phone(width: int, fits: bool, tmp_path: Path) -> None:
     """A frame as wide as a phone is one to the page's style. The table has all columns of a usual study."""
     reached = {"max": 98.76, "last10": 97.65, "final": 96.54}
-    study = compared(tmp_path / "c", validation_accuracy=reached, global_accuracy=reached)
+    study = write_comparison(tmp_path / "c", validation_accuracy=reached, global_accuracy=reached)
     write_page(sections_of([study])[0], tmp_path / "inner.html")
     frame = f'<body><iframe id="f" src="inner.html" style="width:{width}px;height:800px;border:0"></iframe></body>'
     ask = """<script>addEventListener("load", async () => {

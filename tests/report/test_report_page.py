@@ -1,4 +1,4 @@
-"""The page as a file: well formed, of itself alone, and sound for runs of every kind."""
+"""The page as a file: well-formed, without external resources, for runs of every kind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from studies import a_comparison, a_run, compared, swept
+from studies import write_comparison, write_plan, write_run, write_sweep
 
 import pfedlms
 from pfedlms import files
@@ -21,7 +21,7 @@ from pfedlms.cli import main
 from pfedlms.cli.stored import sections_of
 from pfedlms.report.page import write_page
 
-NASTY = "</script><script>alert(1)</script>\"'&<b>"
+MARKUP = "</script><script>alert(1)</script>\"'&<b>"
 VOID = {"meta", "link", "wbr"}
 
 
@@ -65,7 +65,7 @@ class Page(HTMLParser):
 
 
 def without_vega(text: str) -> str:
-    """The library that draws is not ours to check; it names addresses that it does not load."""
+    """The page without the drawing library, which contains addresses that it does not load."""
     start = text.index('<script id="vega">')
     return text[:start] + text[text.index("</script>", start) + 9 :]
 
@@ -83,8 +83,8 @@ def page_of(folder: Path, *directories: Path) -> Page:
     return page
 
 
-def test_a_comparison(tmp_path: Path) -> None:
-    page = page_of(tmp_path, compared(tmp_path / "c"))
+def test_the_page_of_a_comparison_has_its_figures_and_numbers(tmp_path: Path) -> None:
+    page = page_of(tmp_path, write_comparison(tmp_path / "c"))
     assert page.text("h3") == [
         "Accuracy against rounds", "Accuracy against bytes", "Accuracy of the shared model against rounds", "Cost",
         "Clients against local", "Settings and environment",
@@ -98,7 +98,7 @@ def test_a_comparison(tmp_path: Path) -> None:
 
 
 def test_figures_are_files_and_links_of_the_page(tmp_path: Path) -> None:
-    study, deep = compared(tmp_path / "c"), tmp_path / "figures" / "deep"
+    study, deep = write_comparison(tmp_path / "c"), tmp_path / "figures" / "deep"
     written = write_page(sections_of([study])[0], tmp_path / "r.html", deep)
     page = Page(without_vega((tmp_path / "r.html").read_text(encoding="utf-8")))
     links = {a["download"]: a["href"] or "" for a in page.of("a") if "download" in a and a["download"] != "report.json"}
@@ -115,17 +115,17 @@ def test_figures_are_files_and_links_of_the_page(tmp_path: Path) -> None:
     assert [rows["local", "2"][key] for key in ("mean", "low", "high")] == ["60.5", "60.0", "61.0"]
 
 
-def test_words_of_users_stay_words(tmp_path: Path) -> None:
-    config = a_run(tmp_path / "c" / "a", "fedavg", [70, 80], kib=1, client_names=[NASTY, "b"], classes=[NASTY])
-    local = a_run(tmp_path / "c" / "b", "local", [60, 70], client_names=[NASTY, "b"], dataset=NASTY, model=NASTY)
-    a_comparison(tmp_path / "c", {"a": (NASTY, config), "b": ("local", local)})
+def test_markup_in_names_is_escaped(tmp_path: Path) -> None:
+    config = write_run(tmp_path / "c" / "a", "fedavg", [70, 80], kib=1, client_names=[MARKUP, "b"], classes=[MARKUP])
+    local = write_run(tmp_path / "c" / "b", "local", [60, 70], client_names=[MARKUP, "b"], dataset=MARKUP, model=MARKUP)
+    write_plan(tmp_path / "c", {"a": (MARKUP, config), "b": ("local", local)})
     page = page_of(tmp_path, tmp_path / "c")
     *charts, raw = page.documents
     assert len(page.of("script")) == len(charts) + 2, "the charts, the raw data, and the page's own"
     assert not page.of("b")
-    assert raw["parts"][0]["runs"][0]["name"] == NASTY
-    assert NASTY in "".join(page.text("th"))
-    assert NASTY in {point["client"] for chart in charts for point in chart.get("data", {}).get("values", [])
+    assert raw["parts"][0]["runs"][0]["name"] == MARKUP
+    assert MARKUP in "".join(page.text("th"))
+    assert MARKUP in {point["client"] for chart in charts for point in chart.get("data", {}).get("values", [])
                      if "client" in point}  # fmt: skip
 
 
@@ -144,10 +144,10 @@ MANY = [k / 2 for k in range(200)]
         ("sketchvote", [50, 60], {"kib": 1, "participation": 0.5}, "everyone: all clients"),
     ],
 )
-def test_runs_of_every_kind(
+def test_the_page_shows_runs_of_every_kind(
     method: str, reached: list[float | None], more: dict[str, Any], expected: str, tmp_path: Path
 ) -> None:
-    a_run(tmp_path / "r", method, reached, **more)
+    write_run(tmp_path / "r", method, reached, **more)
     page = page_of(tmp_path, tmp_path / "r")
     assert expected in page.visible
     title = more.get("metric", "Accuracy")
@@ -156,8 +156,7 @@ def test_runs_of_every_kind(
     assert ("%" in page.visible) == ("metric" not in more)
 
 
-def test_a_run_that_was_trained_here_and_has_no_summary(tmp_path: Path) -> None:
-    """As a killed process leaves it."""
+def test_the_page_of_a_killed_run(tmp_path: Path) -> None:
     chosen = {"rounds": 3, "clients": 4, "hidden": 12, "local_steps": 2, "threads": 1, "progress": False}
     pfedlms.run(method="sketchvote", out=tmp_path / "r", validation=0.2, **chosen)
     (tmp_path / "r" / "summary.json").unlink()
@@ -166,17 +165,17 @@ def test_a_run_that_was_trained_here_and_has_no_summary(tmp_path: Path) -> None:
     assert "V-acc against rounds" in page.text("h3")
 
 
-def test_a_sweep_and_settings_that_differ(tmp_path: Path) -> None:
-    swept(tmp_path / "s", {"learning_rate": [0.1, 0.2], "batch_size": [8, 16]}, [70, 71, 72, 73])
+def test_the_page_of_a_sweep_marks_the_best_and_lists_its_settings(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "s", {"learning_rate": [0.1, 0.2], "batch_size": [8, 16]}, [70, 71, 72, 73])
     page = page_of(tmp_path, tmp_path / "s")
     assert page.text("h3")[0] == "P-acc, % by train.learning_rate"
     assert page.text("small").count("best") == 1
     assert {"train.learning_rate", "train.batch_size"} <= set(page.text("button"))
 
 
-def test_several_studies_and_what_is_left_out_are_named(tmp_path: Path) -> None:
-    compared(tmp_path / "one")
-    compared(tmp_path / "deep" / "one")
+def test_the_page_names_several_studies_and_what_is_left_out(tmp_path: Path) -> None:
+    write_comparison(tmp_path / "one")
+    write_comparison(tmp_path / "deep" / "one")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.toml").write_text("schema = 99\n")
     with pytest.warns(UserWarning, match="left out"):
@@ -186,8 +185,10 @@ def test_several_studies_and_what_is_left_out_are_named(tmp_path: Path) -> None:
     assert "Left out: " in page.visible
 
 
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    compared(tmp_path / "c")
+def test_the_report_command_writes_a_page_or_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_comparison(tmp_path / "c")
     (tmp_path / "f").mkdir()
     monkeypatch.chdir(tmp_path)
     assert main(["report", "c"]) == 0
@@ -205,14 +206,14 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         assert main(["report", *arguments]) == 2
         assert message in capsys.readouterr().err
 
-    def full(self: Any, data: Any) -> int:
+    def fail_to_write(self: Any, data: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(files._RawFile, "write", full)
+    monkeypatch.setattr(files._RawFile, "write", fail_to_write)
     (tmp_path / "report.html").write_bytes(b"as it was")
     assert main(["report", "c"]) == 2
-    told = "report.html: cannot be written (No space left on device); make room or name another file"
-    assert told in capsys.readouterr().err
+    message = "report.html: cannot be written (No space left on device); make room or name another file"
+    assert message in capsys.readouterr().err
     assert (tmp_path / "report.html").read_bytes() == b"as it was"
-    assert main(["report", "c", "-o", "/dev/null"]) == 0  # which is no file to be put in place
+    assert main(["report", "c", "-o", "/dev/null"]) == 0  # not a regular file
     assert not list(tmp_path.glob("*.tmp"))

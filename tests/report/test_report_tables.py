@@ -1,4 +1,4 @@
-"""Tables of runs against numbers worked out by hand: on a terminal, in Markdown, LaTeX and JSON."""
+"""Tables of runs compared with numbers worked out by hand: on a terminal, in Markdown, LaTeX and JSON."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from studies import a_summary, compared, section_of, swept
+from studies import make_summary, section_of, write_comparison, write_sweep
 
 import pfedlms
 from pfedlms.errors import UsageError
 from pfedlms.report import results
-from pfedlms.report.results import COLUMNS, comparison, describe_runs, partition_text
+from pfedlms.report.results import COLUMNS, comparison, describe_runs
 from pfedlms.report.runs import Section, Spread, StoredRun
 from pfedlms.report.tables import Column, Table, table_from_records
 
@@ -30,7 +30,7 @@ def words(text: Any) -> str:
 
 
 def test_the_rows_of_a_comparison(tmp_path: Path) -> None:
-    local, fedavg, stc = comparison(section_of(compared(tmp_path / "c")).runs).records
+    local, fedavg, stc = comparison(section_of(write_comparison(tmp_path / "c")).runs).records
     assert [record["name"] for record in (local, fedavg, stc)] == ["local", "fedavg", "stc"]
     assert fedavg["p_acc_max"] == Spread(81.0, sqrt(2))  # 80 and 82
     assert fedavg["p_acc_last10"].mean == 75.5  # (70 + 80) / 2 and (70 + 82) / 2
@@ -42,21 +42,20 @@ def test_the_rows_of_a_comparison(tmp_path: Path) -> None:
 
 def test_catching_up_counts_as_received() -> None:
     """FedAvg moves 2 MiB, the other 1 up and 1 + 2 down: half as few."""
-    plain, tracked = (StoredRun(m, a_summary(m, [60.0], kib=1024)) for m in ("fedavg", "obda"))
+    plain, tracked = (StoredRun(m, make_summary(m, [60.0], kib=1024)) for m in ("fedavg", "obda"))
     tracked.summary["bytes_per_round"]["catch_up"] = 2 << 20
     assert [(row["mib_down"], row["fewer"]) for row in comparison([plain, tracked]).records] == [(1.0, 1.0), (3.0, 0.5)]
 
 
-def test_one_declaration_is_a_column_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Terminal, Markdown and LaTeX of a comparison and of a sweep; results.csv and results.json."""
+def test_a_declared_column_is_in_every_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     worst = Column("worst", "worst client", results.accuracy_text, path="extremes.worst", note="worst: of all clients")
     monkeypatch.setattr(results, "COLUMNS", (*COLUMNS, worst))
     runs = [
         StoredRun(run.label, {**run.summary, "extremes": {"worst": 12.5}}, run.settings, run.metrics, run.directory)
-        for run in section_of(compared(tmp_path / "c")).runs
+        for run in section_of(write_comparison(tmp_path / "c")).runs
     ]
-    swept = Section("s", runs, "Sweep", {"method.name": ["local", "fedavg", "stc"]})
-    for table in (comparison(runs), comparison(runs, swept)):
+    write_sweep = Section("s", runs, "Sweep", {"method.name": ["local", "fedavg", "stc"]})
+    for table in (comparison(runs), comparison(runs, write_sweep)):
         assert "worst client" in words(printed(table, None))
         assert "worst: of all clients" in words(table)
         assert "| worst client |" in table.markdown()
@@ -66,18 +65,15 @@ def test_one_declaration_is_a_column_everywhere(tmp_path: Path, monkeypatch: pyt
     assert results.results_json(runs)["runs"][0]["extremes"] == {"worst": 12.5}
 
 
-def test_unfinished_runs_enter_neither_the_means_of_finished_ones_nor_the_title() -> None:
-    cut = StoredRun("stc", a_summary("stc", [20.0], status="interrupted"))
-    bad = StoredRun("fedavg", a_summary("fedavg", [10.0], seed=1, status="diverged"))
-    table = comparison([cut, bad, StoredRun("fedavg", a_summary("fedavg", [50.0, 70.0]))])
+def test_unfinished_runs_are_left_out_of_means_and_title() -> None:
+    cut = StoredRun("stc", make_summary("stc", [20.0], status="interrupted"))
+    bad = StoredRun("fedavg", make_summary("fedavg", [10.0], seed=1, status="diverged"))
+    table = comparison([cut, bad, StoredRun("fedavg", make_summary("fedavg", [50.0, 70.0]))])
     stc, fedavg = table.records
     assert (fedavg["p_acc_max"], fedavg["name"]) == (Spread(70), "fedavg (1 of 2 seeds)")
     assert (stc["p_acc_max"], stc["name"]) == (Spread(20), "stc (interrupted)")
     assert table.title.endswith("· 2 clients · 2 rounds")
     assert comparison([cut]).title.endswith("· 1 round")
-
-
-# --- what is shown ---
 
 
 @pytest.mark.parametrize(
@@ -92,17 +88,15 @@ def test_unfinished_runs_enter_neither_the_means_of_finished_ones_nor_the_title(
         ({"metric": "hits"}, ["hits, the higher the better", "local 60 "], ["%"]),
     ],
 )  # fmt: skip
-def test_only_columns_and_notes_that_say_something(
-    changes: dict[str, Any], there: list[str], missing: list[str]
-) -> None:
-    summary = a_summary("local", [60.0]) | changes
+def test_empty_columns_and_notes_are_left_out(changes: dict[str, Any], there: list[str], missing: list[str]) -> None:
+    summary = make_summary("local", [60.0]) | changes
     shown = words(printed(comparison([StoredRun("local", summary)]), None))
     assert [text for text in there if text in shown] == there
     assert not [text for text in missing if text in shown]
 
 
-def test_a_terminal_leaves_out_what_it_has_no_room_for_and_a_pipe_nothing(tmp_path: Path) -> None:
-    table = comparison(section_of(compared(tmp_path / "c")).runs)
+def test_a_narrow_terminal_gets_fewer_columns(tmp_path: Path) -> None:
+    table = comparison(section_of(write_comparison(tmp_path / "c")).runs)
     wide, narrow, least = (printed(table, width) for width in (None, 70, 45))
     assert max(map(len, narrow.splitlines())) <= 70
     assert all(head in words(wide) for head in ("MiB total", "rounds", "seeds", "fewer"))
@@ -116,8 +110,8 @@ def test_a_terminal_leaves_out_what_it_has_no_room_for_and_a_pipe_nothing(tmp_pa
     assert heads == ["a f", "a f", "a b f", "a b d f", "a b c d f", "a b c d e f"]
 
 
-def test_a_sweep_marks_its_best(tmp_path: Path) -> None:
-    swept(tmp_path / "s", {"learning_rate": [0.1, 0.2, 0.3]}, [70.0, 90.0, 99.0], interrupted=[99.0])
+def test_the_best_row_of_a_sweep_is_marked(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "s", {"learning_rate": [0.1, 0.2, 0.3]}, [70.0, 90.0, 99.0], interrupted=[99.0])
     section = section_of(tmp_path / "s")
     table = comparison(section.runs, section)
     assert [record["name"] for record in table.records] == [
@@ -128,34 +122,23 @@ def test_a_sweep_marks_its_best(tmp_path: Path) -> None:
     assert not any("fewer" in record for record in table.records), "all rows are fedavg"
 
 
-def test_a_title_leaves_out_what_is_swept() -> None:
+def test_a_title_leaves_out_the_settings_of_the_sweep() -> None:
     data = {"dataset": "digits", "clients": 3, "alpha": 0.5, "partition": "auto"}
-    run = StoredRun("local", a_summary("local", [60.0], clients=(1, 2, 3), partition="dirichlet"), {"data": data})
+    run = StoredRun("local", make_summary("local", [60.0], clients=(1, 2, 3), partition="dirichlet"), {"data": data})
     model = "dnn, 18,910 parameters"
     assert list(describe_runs([run], ["train.rounds"]).values()) == ["digits", model, "3 clients, α = 0.5"]
     assert list(describe_runs([run], ["data.alpha"]).values()) == ["digits", model, "3 clients", "1 round"]
     assert list(describe_runs([run], ["data.clients", "data.partition"]).values()) == ["digits", model, "1 round"]
 
 
-@pytest.mark.parametrize(
-    ("scheme", "expected"),
-    [("dirichlet", "α = 0.5"), ("classes", "partition classes"), ("quantity", "partition quantity, α = 0.5"), ("", "")],
-)
-def test_the_partition_in_words(scheme: str, expected: str) -> None:
-    assert partition_text({"partition": scheme}, {"alpha": 0.5}) == expected
-
-
-# --- formats ---
-
-
-def test_numbers_of_clients_are_not_rounded_away() -> None:
+def test_small_numbers_keep_their_digits() -> None:
     table = table_from_records(
         [{"client": 0, "P-acc": 0.0012345}, {"client": 1, "P-acc": 97.315}, {"client": 2, "P-acc": None}]
     )
     assert [table.cell_text(record, table.columns[1]) for record in table.records] == ["0.001234", "97.31", "–"]
 
 
-def test_latex_has_no_letter_that_latex_reads_as_its_own() -> None:
+def test_latex_escapes_special_characters() -> None:
     table = Table([Column("name", "a_b"), Column("x", "MiB ↑", results.accuracy_text, bold_highest=True)],
                   [{"name": "50 % & #1", "x": Spread(1.0, 0.5)}, {"name": "{z}", "x": Spread(2.0)}])  # fmt: skip
     assert table.latex().splitlines() == [
@@ -164,8 +147,8 @@ def test_latex_has_no_letter_that_latex_reads_as_its_own() -> None:
     ]  # fmt: skip
 
 
-def test_results_keep_settings_apart_and_numbers_whole(tmp_path: Path) -> None:
-    runs = section_of(compared(tmp_path / "c")).runs
+def test_result_records_have_settings_and_exact_numbers(tmp_path: Path) -> None:
+    runs = section_of(write_comparison(tmp_path / "c")).runs
     flat = results.result_records(runs)
     assert [row["p_acc_max"] for row in flat] == [60, 80, 75, 61, 82, 75]
     assert {row["up_payload_per_round"] for row in flat if row["method"] == "stc"} == {64 * 1024}
@@ -176,7 +159,7 @@ def test_results_keep_settings_apart_and_numbers_whole(tmp_path: Path) -> None:
     assert (entry["validation_accuracy"], entry["everyone"]) == (None, 60.0)
 
 
-def test_brackets_and_long_notes_are_shown_as_they_are() -> None:
+def test_brackets_and_long_notes_are_printed_unchanged() -> None:
     note = "P-acc of each participant's own model on its own test split after local steps, in percent of all [samples]"
     lines = printed(
         table_from_records([{"a": "[one]", "b": "[/two]"}], "[a title of more than] eight columns", note)
@@ -190,8 +173,8 @@ def test_brackets_and_long_notes_are_shown_as_they_are() -> None:
     ]
 
 
-def test_every_column_finds_its_value_in_the_summary_of_some_run() -> None:
-    """A column whose place is misspelt would vanish without a word."""
+def test_every_column_finds_its_value_in_a_summary() -> None:
+    """A column with a misspelt path would disappear without an error."""
     short = {"rounds": 2, "clients": 4, "hidden": 8, "validation": 0.2, "progress": False}
     images = pfedlms.run("digits", method="fedavg", newcomers=0.25, **short)
     words = pfedlms.data.texts({"a": "abab" * 30, "b": "baab" * 30}, window=8)
@@ -201,7 +184,7 @@ def test_every_column_finds_its_value_in_the_summary_of_some_run() -> None:
             assert any(column.value(run.summary) is not None for run in (images, text)), column.key
 
 
-def test_some_columns_are_chosen_by_either_name() -> None:
+def test_columns_are_selected_by_key_or_head() -> None:
     records = [{"name": "a", "p_acc_max": 1.5, "total": 2.5}]
     table = Table([Column("name", "method"), Column("p_acc_max", "P-acc max"), Column("total", "MiB")], records)
     assert table.select(["total", "P-acc max"]).latex().splitlines()[2:5] == [

@@ -12,7 +12,7 @@ import torch
 from plain_client.sketchmean import CHANGES, DIFFERENCES, MeanClient, MeanServer
 from second import CLIENTS, VECTORS, bits32, f32s, f64, federate, last_trained, recorded_run, run_of
 
-from factories import overheard
+from factories import recorded_messages
 from pfedlms.wire.frames import SERVER
 
 ROUNDS = 50
@@ -52,7 +52,7 @@ def test_every_frame_of_fifty_rounds_is_recomputed(chosen: dict[str, Any], devic
     kinds: list[int] = []
     for number in range(ROUNDS):
         trained, scales = last_trained(federation), list(server.scales)
-        with overheard() as messages:
+        with recorded_messages() as messages:
             report = federation.play_round()
         made = {(sent.message.kind, sent.sender): sent.data for sent in messages}
         up = [clients[k].send(number, own["params"].tolist()) for k, own in trained.items()]

@@ -16,7 +16,7 @@ import torch
 from second import CLIENTS, PAGE, VECTORS, bits32, f32, f32s, f64, federate, last_trained, recorded_run, run_of
 from torch import Tensor
 
-from factories import overheard
+from factories import recorded_messages
 from pfedlms import backend
 from pfedlms.cohort import Cohort
 from pfedlms.engine import Federation
@@ -196,7 +196,7 @@ def test_every_frame_of_a_federation_is_recomputed(chosen: dict[str, Any], cohor
     ways, checked, with_digest = [], 0, HEADER_BYTES + (sum(run.sizes) + 7) // 8 + 4 * len(run.layers) + 1 + 8
     for number in range(ROUNDS):
         trained = last_trained(federation)
-        with overheard() as messages:
+        with recorded_messages() as messages:
             report = federation.play_round()
         made = {(sent.message.kind, sent.sender): sent.data for sent in messages}
         up = [clients[k].send(number, own["params"].tolist()) for k, own in trained.items()]
@@ -310,7 +310,7 @@ def test_a_client_whose_last_bit_differs_is_detected_and_synchronised(lost: int 
     model_bytes = HEADER_BYTES + 4 * federation.model.layout.dim
     server, all_clients = plain.VoteServer(run_of(federation)), (0, 1, 2, 3)
     federation.start()
-    with overheard() as messages:
+    with recorded_messages() as messages:
         for _ in range(2):
             federation.play_round()
         flip_last_bit(federation, 2)
@@ -343,7 +343,7 @@ def test_a_client_whose_last_bit_differs_is_detected_and_synchronised(lost: int 
     if lost is not None:
         assert (report.participants, report.unheard) == ((0, 1, 3), 1)
         assert same_bits(federation.state()["away"]["state"]["model"][0], out_of_sync)
-        with overheard() as messages:
+        with recorded_messages() as messages:
             report = federation.play_round()
         # It has not trained, so it sends nothing; it gets the model before the answer of this round.
         assert [sent.sender for sent in messages if sent.message.kind == UP] == [0, 1, 3]

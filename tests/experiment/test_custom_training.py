@@ -1,4 +1,4 @@
-"""Runs with another optimizer, schedule, loss or kind of module than the default: resumed, measured, refused."""
+"""Runs with a custom loss, metric or module, or another schedule: how they resume, what is measured and refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import Crash, Crashing, Wrapped, X, Y, assert_same, change, linear
+from small import Crash, CrashAt, Wrapped, X, Y, assert_same_run, edit_config, linear, squared_error
 from torch import Tensor, nn
 
 import pfedlms
@@ -25,33 +25,29 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
 
 
-def squares(outputs: Tensor, targets: Tensor) -> Tensor:
-    return (outputs - targets).square().mean(dim=-1)
-
-
 def closeness(outputs: Tensor, targets: Tensor) -> Tensor:
     return ((outputs - targets).abs() < 0.5).float().mean(dim=-1)
 
 
-def test_resumed_with_a_loss_of_ones_own_is_uninterrupted(tmp_path: Path) -> None:
+def test_a_resumed_run_with_a_custom_loss_equals_an_uninterrupted_run(tmp_path: Path) -> None:
     settings = {**QUICK, "method": "fedavg", "rounds": 6, "checkpoint_every": 2}
-    own = {"loss": squares, "metric": closeness}
+    own = {"loss": squared_error, "metric": closeness}
     pfedlms.run(NUMBERS, linear, out=tmp_path / "whole", **own, **settings)
     with pytest.raises(Crash):
-        pfedlms.run(NUMBERS, linear, out=tmp_path / "cut", callbacks=[Crashing(3)], **own, **settings)
+        pfedlms.run(NUMBERS, linear, out=tmp_path / "cut", callbacks=[CrashAt(3)], **own, **settings)
     with pytest.raises(UsageError, match=r"this run's loss was given in Python.*loss=loss"):
         pfedlms.resume(tmp_path / "cut", NUMBERS, linear)
     with pytest.raises(UsageError, match=r"this run's metric was given in Python"):
-        pfedlms.resume(tmp_path / "cut", NUMBERS, linear, loss=squares)
+        pfedlms.resume(tmp_path / "cut", NUMBERS, linear, loss=squared_error)
     pfedlms.resume(tmp_path / "cut", NUMBERS, linear, **own)
-    assert_same(tmp_path / "cut", tmp_path / "whole")
+    assert_same_run(tmp_path / "cut", tmp_path / "whole")
 
 
-def test_a_loss_is_not_taken_up_half_way(tmp_path: Path) -> None:
+def test_a_run_without_a_custom_loss_is_not_resumed_with_one(tmp_path: Path) -> None:
     pfedlms.run(CLASSES, network, out=tmp_path / "run", rounds=2, **QUICK)
-    change(tmp_path / "run", "rounds = 2", "rounds = 3")
+    edit_config(tmp_path / "run", "rounds = 2", "rounds = 3")
     with pytest.raises(UsageError, match="this run has no loss of its own; leave loss out"):
-        pfedlms.resume(tmp_path / "run", CLASSES, network, loss=squares)
+        pfedlms.resume(tmp_path / "run", CLASSES, network, loss=squared_error)
 
 
 class Noisy(nn.Linear):
@@ -62,7 +58,7 @@ class Noisy(nn.Linear):
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedproto"])
-def test_a_module_that_draws_depends_on_the_runs_seed_alone_and_moves_no_generator(method: str) -> None:
+def test_a_module_with_random_draws_depends_on_the_seed_of_the_run_only(method: str) -> None:
     summaries = []
     for seed in (1, 2):
         with torch.random.fork_rng(devices=[]):
@@ -74,20 +70,20 @@ def test_a_module_that_draws_depends_on_the_runs_seed_alone_and_moves_no_generat
     assert summaries[0] == summaries[1]
 
 
-@pytest.mark.parametrize(("schedule", "longer"), [("cosine", False), ("step", True), ("constant", True)])
-def test_a_run_can_be_prolonged_where_its_rates_do_not_depend_on_its_length(
-    schedule: str, longer: bool, tmp_path: Path
+@pytest.mark.parametrize(("schedule", "allowed"), [("cosine", False), ("step", True), ("constant", True)])
+def test_a_run_can_be_extended_unless_its_rates_depend_on_its_length(
+    schedule: str, allowed: bool, tmp_path: Path
 ) -> None:
     settings = {**QUICK, "schedule": schedule, "method": "fedavg", **({"decay_every": 2} if schedule == "step" else {})}
     pfedlms.run(CLASSES, network, out=tmp_path / "run", rounds=3, **settings)
-    change(tmp_path / "run", "rounds = 3", "rounds = 5")
-    if not longer:
+    edit_config(tmp_path / "run", "rounds = 3", "rounds = 5")
+    if not allowed:
         with pytest.raises(RunDirectoryError, match=r"it was made with train\.rounds = 3; put that back"):
             pfedlms.resume(tmp_path / "run", CLASSES, network)
         return
     pfedlms.resume(tmp_path / "run", CLASSES, network)
     pfedlms.run(CLASSES, network, out=tmp_path / "whole", rounds=5, **settings)
-    assert_same(tmp_path / "run", tmp_path / "whole")
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
 def test_classes_with_another_loss_keep_accuracy() -> None:
@@ -98,8 +94,8 @@ def test_classes_with_another_loss_keep_accuracy() -> None:
 
 
 def test_without_a_metric_the_score_is_minus_the_loss() -> None:
-    """A model by name has as many outputs as a target; what has no classes is dealt out evenly."""
-    result = pfedlms.run(NUMBERS, "dnn", method="fedavg", loss=squares, hidden=8, rounds=2, **QUICK)
+    """A model by name has as many outputs as a target has numbers; samples without classes are partitioned evenly."""
+    result = pfedlms.run(NUMBERS, "dnn", method="fedavg", loss=squared_error, hidden=8, rounds=2, **QUICK)
     assert result.federation.model.layout.dim == 4 * 8 + 8 + 8 * 2 + 2
     data = result.federation.data
     assert (data.classes, data.scheme, data.samples) == (0, "iid", (15, 15, 15, 15))
@@ -108,16 +104,15 @@ def test_without_a_metric_the_score_is_minus_the_loss() -> None:
     assert result.summary["metric"] == result.metrics[-1]["metric"] == "-loss"
 
 
-ALIKE = {
+WRAPPERS = {
     "a dict": lambda outputs: {"loss": None, "logits": outputs},
     "an object": lambda outputs: SimpleNamespace(logits=outputs),
     "outputs in float64": lambda outputs: outputs.double(),
 }
 
 
-@pytest.mark.parametrize("wrap", ALIKE.values(), ids=ALIKE)
-def test_outputs_may_be_wrapped(wrap: Any) -> None:
-    """And are trained as if they were not."""
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+def test_a_model_with_wrapped_outputs_trains_like_one_without(wrap: Any) -> None:
     settings = {**QUICK, "rounds": 3, "seed": 1}
     wrapped, bare = (
         pfedlms.run(CLASSES, lambda made=made: Wrapped(network(), made), **settings) for made in (wrap, lambda x: x)
@@ -133,7 +128,7 @@ def test_parameters_of_another_type_become_float32(kind: str) -> None:
     with pytest.warns(UserWarning, match=r"model: has torch\.\w+; clients train in float32"):
         result = pfedlms.run(CLASSES, module, rounds=2, **QUICK)
     assert {value.dtype for value in result.models[0].values()} == {torch.float32, torch.int64}
-    assert next(module.parameters()).dtype != torch.float32  # which is the caller's
+    assert next(module.parameters()).dtype != torch.float32  # the caller's module is not changed
 
 
 def lazy() -> nn.Module:
@@ -141,18 +136,17 @@ def lazy() -> nn.Module:
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
-def test_lazy_modules_are_initialised_by_the_runs_seed(tmp_path: Path) -> None:
+def test_lazy_modules_are_initialised_by_the_seed_of_the_run(tmp_path: Path) -> None:
     run = pfedlms.run(CLASSES, lazy, rounds=1, seed=0, out=tmp_path, **QUICK)
     first = run.federation.model.initial
     again, other = (
         pfedlms.run(CLASSES, lazy, rounds=1, seed=seed, **QUICK).federation.model.initial for seed in (0, 1)
     )
     loaded = pfedlms.load(tmp_path, CLASSES, lazy)
-    assert isinstance(loaded, pfedlms.Run)
     assert same(loaded.model(0).state_dict(), run.models[0])
     assert first.shape == (4 * 8 + 8 + 16 + 8 * 2 + 2,)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert pfedlms.run(CLASSES, nn.LazyLinear(2), rounds=1, **QUICK).federation.model.initial.shape == (10,)
     with pytest.raises(UsageError, match=r"model: cannot be copied .*give a function that makes it"):
-        pfedlms.run(CLASSES, lazy(), rounds=1, **QUICK)  # buffers that are not there yet
+        pfedlms.run(CLASSES, lazy(), rounds=1, **QUICK)  # its buffers do not exist yet

@@ -1,4 +1,4 @@
-"""Data by path and ways to deal it out, from settings to runs that resume; `pfedlms data show` and `data download`."""
+"""Runs on data given by path, and the commands `pfedlms data show` and `pfedlms data download`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from PIL import Image
 from rich.console import Console
-from small import change
+from small import edit_config
 
 from pfedlms.cli import data as commands
 from pfedlms.cli import main
@@ -26,7 +26,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def csv_file(path: Path) -> Path:
-    """80 rows, every fourth of them a client's; half of them are low and half high."""
+    """80 rows of four clients; half of the labels are low and half high."""
     rows = [f"{row},{row % 7},c{row % 4},{('low', 'high')[row // 4 % 2]}" for row in range(80)]
     path.write_text("\n".join(["a,b,who,label", *rows]) + "\n")
     return path
@@ -41,10 +41,9 @@ def image_folder(root: Path) -> Path:
 
 
 @pytest.mark.parametrize("changed", [False, True])
-def test_a_run_by_path_goes_on_where_the_data_are_now_if_they_are_the_same(
+def test_a_run_resumes_from_another_path_only_with_the_same_data(
     changed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The path may change, in config.toml; the samples may not."""
     file = csv_file(tmp_path / "t.csv")
     out = tmp_path / "run"
     arguments = ["--method", "local", "--rounds", "2", "--set", "model.hidden=8", "--set", "data.owner_column=who"]
@@ -52,14 +51,14 @@ def test_a_run_by_path_goes_on_where_the_data_are_now_if_they_are_the_same(
     moved = Path(shutil.move(file, tmp_path / "moved.csv"))
     if changed:
         moved.write_text(moved.read_text().replace("\n0,", "\n7,"))
-    assert main(["resume", str(out)]) == 0  # nothing is left to play, so nothing is read
-    change(out, "rounds = 2", "rounds = 3")
+    assert main(["resume", str(out)]) == 0  # it has finished, so nothing is read
+    edit_config(out, "rounds = 2", "rounds = 3")
     assert main(["resume", str(out)]) == 2
     assert "t.csv is no file" in capsys.readouterr().err
-    change(out, str(file), str(moved))
+    edit_config(out, str(file), str(moved))
     assert main(["resume", str(out)]) == (2 if changed else 0)
-    said = capsys.readouterr().err
-    assert ("the data given are not those this run began with; give the same arrays or files" in said) == changed
+    errors = capsys.readouterr().err
+    assert ("the data given are not those this run began with; give the same arrays or files" in errors) == changed
     assert len((out / "metrics.jsonl").read_text().splitlines()) == (2 if changed else 3)
 
 
@@ -69,7 +68,7 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().out
 
 
-def test_show_json_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_writes_json_with_counts_worked_out_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of client k's 20 rows, ten of each class, a quarter is tested on, and a fifth of the other 15 set aside."""
     file = csv_file(tmp_path / "t.csv")
     options = ["--set", "data.owner_column=who", "--set", "data.validation=0.2", "--seed", "3", "--json"]
@@ -88,7 +87,7 @@ def test_show_json_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     }
 
 
-def test_show_draws_counts_under_the_names_of_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_a_table_with_the_names_of_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = image_folder(tmp_path / "birds")
     text = shown(capsys, "--dataset", "folder:birds", "--data-dir", str(root.parent), "--clients", "3", "--partition",
                  "classes", "--set", "data.classes_per_client=1")  # fmt: skip
@@ -101,7 +100,7 @@ def test_show_draws_counts_under_the_names_of_classes(tmp_path: Path, capsys: py
     assert f"{shares}client's samples on average, 33% of all samples." in " ".join(text.split())
 
 
-def made(clients: int, classes: int) -> dict[str, Any]:
+def client_counts(clients: int, classes: int) -> dict[str, Any]:
     """Client k has only class k mod `classes`, k + 1 samples of it."""
     rows = []
     for k in range(clients):
@@ -113,17 +112,17 @@ def made(clients: int, classes: int) -> dict[str, Any]:
     return {**about, "classes": names, "clients": rows}
 
 
-def test_long_names_stand_below_and_many_classes_are_counted() -> None:
-    table = plans.client_table(made(3, 10))
+def test_long_class_names_are_listed_below_the_table_and_many_classes_are_counted() -> None:
+    table = plans.client_table(client_counts(3, 10))
     assert [column.head.strip() for column in table.columns] == ["client", "train", "test", *map(str, range(10))]
     assert list(table.records[1].values()) == ["1", 1, 1, ".", 2, *["."] * 8]
     assert "Classes: 0 class number 0, 1 class number 1, " in table.intro
-    many = plans.client_table(made(3, 120)).records[2]
+    many = plans.client_table(client_counts(3, 120)).records[2]
     assert many == {"client": "2", "train": 1, "test": 1, "classes": 1, "largest": "class number 2: 3"}
 
 
-def test_of_many_clients_some_are_shown_from_the_largest_to_the_smallest() -> None:
-    table = plans.client_table(made(100, 2))
+def test_the_table_of_many_clients_shows_forty_from_the_largest_to_the_smallest() -> None:
+    table = plans.client_table(client_counts(100, 2))
     numbers = [int(record["client"]) for record in table.records]
     assert numbers == sorted(numbers, reverse=True)
     assert (len(numbers), numbers[0], numbers[-1]) == (40, 99, 0)
@@ -135,10 +134,10 @@ CONTENT = b"published" * 1000
 SUM = hashlib.sha256(CONTENT).hexdigest()
 
 
-def test_files_are_named_where_they_are_and_where_they_are_not(
+def test_download_names_files_that_exist_and_files_that_no_mirror_has(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of SVHN is one small file, at an address where nobody listens."""
+    """SVHN is one small file, at an address without a server."""
     monkeypatch.setenv("no_proxy", "*")
     monkeypatch.setitem(FILES, "svhn", {"x.mat": SUM})
     monkeypatch.setitem(MIRRORS, "svhn", ("http://127.0.0.1:9",))
@@ -147,13 +146,12 @@ def test_files_are_named_where_they_are_and_where_they_are_not(
     assert capsys.readouterr().err.startswith(f"error: {path}: no mirror gave it; try again later, or put it")
     path.write_bytes(CONTENT)
     assert main(command) == 0
-    said = capsys.readouterr()
-    assert json.loads(said.out) == {"dataset": "svhn", "files": [str(path)]}
-    assert said.err == f"{path}: is there, with the published checksum\n"
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == {"dataset": "svhn", "files": [str(path)]}
+    assert printed.err == f"{path}: is there, with the published checksum\n"
 
 
-def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As pooch calls it, in two blocks; elsewhere nothing is shown."""
+def test_a_download_shows_a_progress_bar_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     for terminal in (True, False):
         screen = io.StringIO()
         console = Console(file=screen, width=200, force_terminal=terminal, color_system=None)
