@@ -29,7 +29,8 @@ SMALL = {
     "run.checkpoint_every": 2, "run.threads": 1,
 }  # fmt: skip
 OPTIONS = [part for key, value in SMALL.items() for part in ("--set", f"{key}={value}")]
-SETTINGS = {key.split(".")[1]: value for key, value in SMALL.items()}
+SETTINGS = {key if key == "train.momentum" else key.split(".")[1]: value for key, value in SMALL.items()}
+"""As keywords; fetchsgd has a momentum of its own, too."""
 
 
 def arguments(out: Path, *more: str, method: str = "fedavg", rounds: int = ROUNDS) -> list[str]:
@@ -167,7 +168,7 @@ def crashed_run(out: Path, at: int = 5, **options: Any) -> Path:
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "adamw": {"optimizer": "adamw", "learning_rate": 0.01, "momentum": 0.0},
+    "adamw": {"optimizer": "adamw", "learning_rate": 0.01, "train.momentum": 0.0},
     "cosine": {"schedule": "cosine", "warmup": 2},
     "step": {"schedule": "step", "decay": 0.5, "decay_every": 2},
     "clip": {"clip": 0.1},
