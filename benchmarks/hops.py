@@ -39,7 +39,7 @@ from pfedlms.train_settings import TrainSettings
 
 ROOT = str(Path(pfedlms.__file__).parent) + "/"
 BESIDE = {"backend.py", "rng.py"}
-BEHIND = {"cpu.py", "gpu.py", "hadamard.py", "codec.py", "kernels.py", "checksum.py", "pieces.py"}
+BEHIND = {"cpu.py", "gpu.py", "hadamard.py", "codec.py", "kernels.py"}
 BEHIND_MODELS = {f"models/{name}.py" for name in ("chain", "stacked", "one_by_one", "runner")}
 
 MODEL = CohortModel(build("dnn", (64,), 10, 16, 0), torch.device("cpu"))

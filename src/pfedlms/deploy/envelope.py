@@ -29,6 +29,7 @@ before memory is allocated.
 from __future__ import annotations
 
 import struct
+import zlib
 from dataclasses import dataclass
 from enum import IntEnum
 from math import isfinite
@@ -44,7 +45,6 @@ from pfedlms.errors import (
     VersionError,
     printable,
 )
-from pfedlms.wire.checksum import crc32
 
 MAGIC = b"PFLE"
 VERSION = 1
@@ -104,7 +104,7 @@ class Envelope:
         header = _HEADER.pack(
             MAGIC, VERSION, self.kind, 0, self.run, self.client, self.round, self.trip, len(body)
         )  # fmt: skip
-        return header + _CRC.pack(crc32(memoryview(body), crc32(memoryview(header)))) + body
+        return header + _CRC.pack(zlib.crc32(body, zlib.crc32(header))) + body
 
     def reply(self, *records: Record) -> Envelope:
         """A reply to this request."""
@@ -127,7 +127,7 @@ def decode(data: bytes, most_records: int | None = None) -> Envelope:
         error = TruncatedError if len(body) < length else OversizedError
         raise error(f"envelope: got {len(body)} bytes, expected {length}")
     (checksum,) = _CRC.unpack_from(view, _HEADER.size)
-    actual = crc32(body, crc32(view[: _HEADER.size]))
+    actual = zlib.crc32(body, zlib.crc32(view[: _HEADER.size]))
     if checksum != actual:
         raise ChecksumError(f"envelope: got checksum {checksum:08x}, expected {actual:08x}; it was changed on the way")
     if reserved:

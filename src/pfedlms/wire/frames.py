@@ -39,7 +39,6 @@ from pfedlms.errors import (
     TruncatedError,
     VersionError,
 )
-from pfedlms.wire.checksum import crc32, crc32_rows
 from pfedlms.wire.codec import Buffer
 from pfedlms.wire.fields import Array, Message, Values
 
@@ -164,12 +163,11 @@ def _numbers(frames: Array, place: slice) -> list[int]:
 
 def _checksums(frames: Array) -> list[int]:
     """The checksum of every row, whose header must be complete but for it."""
-    heads = np.ascontiguousarray(frames[:, : _HEADER.size])
-    return crc32_rows(frames[:, HEADER_BYTES:], [zlib.crc32(head) for head in heads])
+    return [_checksum(frame.data) for frame in frames]
 
 
 def _checksum(data: memoryview) -> int:
-    return crc32(data[HEADER_BYTES:], zlib.crc32(data[: _HEADER.size]))
+    return zlib.crc32(data[HEADER_BYTES:], zlib.crc32(data[: _HEADER.size]))
 
 
 class Received(NamedTuple):
