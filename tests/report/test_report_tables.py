@@ -80,7 +80,7 @@ def test_unfinished_runs_are_left_out_of_means_and_title() -> None:
     ("changes", "there", "missing"),
     [
         ({}, ["P-acc max", "of the last evaluations, at most 10"], ["everyone", "V-acc", "G-acc", "fewer", "30 %"]),
-        ({"participation": 0.3}, ["everyone", "30 % per round"], ["messages lost"]),
+        ({"participation": 0.3}, ["P-acc last 10", "everyone", "30 % per round"], ["max", "messages lost"]),
         ({"unheard": 3}, ["everyone", "messages lost"], []),
         ({"validation_accuracy": {"max": 1.0, "last10": 2.0, "final": 3.0}}, ["V-acc last 10"], []),
         ({"global_accuracy": {"max": 1.0, "last10": 2.0, "final": 3.0}}, ["G-acc max", "before local steps"], []),

@@ -30,19 +30,21 @@ def _mib_per_round(*names: str) -> Callable[[Summary], float]:
 
 
 _ACCURACY: dict[str, Any] = {"format": accuracy_text, "bold_highest": True}
+# The maximum over rounds with other participants is that of the luckiest ones, so it is in CSV and JSON only.
+_MAXIMUM = {**_ACCURACY, "applies": lambda summary: summary["participation"] == 1}
+_P_ACC = "P-acc: each participant's own model on its own test split after local steps"
+_G_ACC = "G-acc: the shared model before local steps, – where a method shares none"
 _MIB: dict[str, Any] = {"format": mib_text, "over_seeds": mean}
 COLUMNS: tuple[Column, ...] = (
-    Column("p_acc_max", "P-acc max", path="accuracy.max", **_ACCURACY,
-           note="P-acc: each participant's own model on its own test split after local steps"),
-    Column("p_acc_last10", "P-acc last 10", path="accuracy.last10", **_ACCURACY),
+    Column("p_acc_max", "P-acc max", path="accuracy.max", note=_P_ACC, **_MAXIMUM),
+    Column("p_acc_last10", "P-acc last 10", path="accuracy.last10", note=_P_ACC, **_ACCURACY),
     Column("p_acc_final", path="accuracy.final"),
     Column("v_acc_max", path="validation_accuracy.max"),
     Column("v_acc_last10", "V-acc last 10", path="validation_accuracy.last10", **_ACCURACY,
            note="V-acc: the same models on samples set aside (data.validation)"),
     Column("v_acc_final", path="validation_accuracy.final"),
-    Column("g_acc_max", "G-acc max", path="global_accuracy.max", optional=1, **_ACCURACY,
-           note="G-acc: the shared model before local steps, – where a method shares none"),
-    Column("g_acc_last10", "G-acc last 10", path="global_accuracy.last10", optional=2, **_ACCURACY),
+    Column("g_acc_max", "G-acc max", path="global_accuracy.max", note=_G_ACC, optional=1, **_MAXIMUM),
+    Column("g_acc_last10", "G-acc last 10", path="global_accuracy.last10", note=_G_ACC, optional=2, **_ACCURACY),
     Column("g_acc_final", path="global_accuracy.final"),
     Column("everyone", "everyone", path="everyone", **_ACCURACY,
            compute=lambda summary: (summary["everyone"] or {}).get("accuracy"),
@@ -102,7 +104,8 @@ def comparison(runs: Sequence[RunLike], swept: Section | None = None) -> Table:
         about.insert(0, summaries[0]["method"])
     columns = [Column("name", "settings" if swept is not None else "method"), *_columns_that_apply(summaries)]
     unit = accuracy_unit(summaries[0])
-    intro = f"{unit}, ± over seeds: maximum, and mean of the last evaluations, at most 10{chosen}."
+    maximum = "maximum, and " * any(map(_MAXIMUM["applies"], summaries))
+    intro = f"{unit}, ± over seeds: {maximum}mean of the last evaluations, at most 10{chosen}."
     return Table(columns, records, " · ".join(about), intro)
 
 
@@ -118,11 +121,13 @@ def _over_seeds(runs: Sequence[RunLike]) -> dict[str, Any]:
 def _columns_that_apply(summaries: Sequence[Summary]) -> list[Column]:
     """The columns that say something of any run; accuracies are shown as the user's own metric where there is one."""
     form = metric_text if "metric" in summaries[0] else accuracy_text
-    return [
+    chosen = [
         replace(column, format=form if column.format is accuracy_text else column.format)
         for column in COLUMNS
         if any(map(column.applies, summaries))
     ]
+    only = "g_acc_last10" if "g_acc_max" not in {column.key for column in chosen} else ""  # the only G-acc: it stays
+    return [replace(column, optional=1) if column.key == only else column for column in chosen]
 
 
 def describe_runs(runs: Sequence[RunLike], swept: Iterable[str] = ()) -> dict[str, str]:
