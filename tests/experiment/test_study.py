@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -283,6 +284,25 @@ def test_no_worker_outlives_a_study_that_an_error_ends(
     with pytest.raises(RunError, match=message):
         pfedlms.compare((X, Y), model, methods="local", seeds=2, workers=2, out=tmp_path / "s", **SMALL)
     assert not multiprocessing.active_children()
+
+
+def test_workers_of_a_study_that_is_killed_save_their_round_and_end(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pfedlms", "compare", "--methods", "local", "--seeds", "2", "--workers", "2"]
+    settings = ["--rounds", "1000000", "--local-steps", "1", "--out", str(tmp_path / "s")]
+    study = subprocess.Popen([*command, *settings], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    folders = [tmp_path / "s" / f"local-seed{seed}" for seed in (0, 1)]
+    wait_until(lambda: all((folder / "metrics.jsonl").exists() for folder in folders))
+    study.kill()
+    study.wait()
+    wait_until(lambda: all((folder / "summary.json").exists() for folder in folders))
+    assert [pfedlms.load(folder).summary["status"] for folder in folders] == ["interrupted", "interrupted"]
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 100
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_a_signal_ends_a_study_with_workers(tmp_path: Path) -> None:

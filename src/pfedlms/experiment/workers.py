@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from multiprocessing import connection, get_context
+from multiprocessing import connection, get_context, parent_process
 from typing import Any
 
 import torch
@@ -123,6 +124,7 @@ def train_in_parallel(runs: Sequence[Run], callbacks: Sequence[Any], workers: in
 
 def _worker_main(pipe: Any, problem: Problem, imports: Sequence[str]) -> None:
     """Train runs in this worker process until the other end of the pipe is closed. A data set is read once for all."""
+    threading.Thread(target=_stop_with_study, daemon=True).start()
     plugins.import_modules(imports)
     with cache_data_sets():
         while True:
@@ -133,6 +135,14 @@ def _worker_main(pipe: Any, problem: Problem, imports: Sequence[str]) -> None:
             outcome = _train_run(Run(config, directory, problem, label), overrides)
             with suppress(BrokenPipeError):  # the study has ended meanwhile
                 pipe.send(outcome)
+
+
+def _stop_with_study() -> None:
+    """Stop this worker process after its round if the process of the study was killed."""
+    study = parent_process()
+    assert study is not None
+    connection.wait([study.sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _train_run(run: Run, overrides: dict[str, Any]) -> tuple[str, Any, Sequence[str]]:
