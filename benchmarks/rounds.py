@@ -38,7 +38,8 @@ class Watched:
     """A callback that starts the stopwatch of a run."""
 
     def on_start(self, run: Any) -> None:
-        run.played.watch.device = run.played.model.device
+        federation = run.federation if hasattr(run, "federation") else run.played  # as versions before called it
+        federation.watch.device = federation.model.device
 
 
 def work(options: argparse.Namespace) -> None:
