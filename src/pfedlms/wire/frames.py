@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pfedlms.backend import run_kernel
 from pfedlms.errors import (
     ChecksumError,
     DecodeError,
@@ -163,7 +164,14 @@ def _numbers(frames: Array, place: slice) -> list[int]:
 
 def _checksums(frames: Array) -> list[int]:
     """The checksum of every row, whose header must be complete but for it."""
-    return [_checksum(frame.data) for frame in frames]
+    checksums = [0] * len(frames)
+
+    def fill(first: int, last: int) -> None:
+        for row in range(first, last):
+            checksums[row] = _checksum(frames[row].data)
+
+    run_kernel(fill, len(frames), frames.shape[1] // 4)  # zlib lets other threads run
+    return checksums
 
 
 def _checksum(data: memoryview) -> int:
