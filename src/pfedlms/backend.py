@@ -272,8 +272,9 @@ def for_each_in_threads(work: Callable[[Item], object], items: Sequence[Item]) -
 
 
 def run_kernel(kernel: Callable[..., None], tasks: int, cost: int, *arguments: Any) -> None:
-    """Call a compiled function, `kernel(first, last, *arguments)`, for the tasks 0 to `tasks` − 1, in several threads
-    if that is faster. A task reads about `cost` numbers. No two tasks may write to the same place."""
+    """Call `kernel(first, last, *arguments)`, which is compiled or else lets other threads run, for the tasks 0 to
+    `tasks` − 1, in several threads if that is faster. A task reads about `cost` numbers. No two tasks may write to the
+    same place."""
     worth = tasks * cost // _WORTH_WAKING
     workers = 1 if worth <= 1 or _thread.shared else min(threads(), tasks, worth)
     if workers <= 1:

@@ -133,6 +133,8 @@ def test_images_of_a_new_device_must_be_normalised_as_the_runs_were() -> None:
         with pytest.raises(DataError, match=r"got samples from .* to .*, but the run normalised its images"):
             run.personalise((raw.clip(0).round(4), Y[:60]))
     assert isinstance(run.personalise((X[:60], Y[:60])), torch.nn.Module)
+    only_scaled = pfedlms.run("digits", method="fedavg", mean="0", std="1", **SMALL)
+    assert isinstance(only_scaled.personalise((pixels.clip(0) / constants["scale"], Y[:60])), torch.nn.Module)
 
 
 def test_labels_of_a_new_device_are_read_as_class_names_first() -> None:

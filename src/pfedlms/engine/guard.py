@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ def guard_method(method: Method, weights: str = "samples") -> Method:
         _expect_tensors("", server)
         if method.tracks and "model" not in server:
             raise MethodError('got no "model", expected w, because `tracks` is true; derive the method from Tracked')
-    for name, check in _CHECKS.items():
+    for name, check in {**_CHECKS, "global_model": _once(_check_shared)}.items():
         setattr(method, name, _guard_function(method, name, check))
     for index, exchange in enumerate(method.exchanges):
         for name, kind in (("up", 2 * index), ("down", 2 * index + 1)):
@@ -86,16 +87,19 @@ Check = Callable[[Callable[..., Any], Any, Any], None]
 """Checks a function of a method, given the function, its first argument, and what it returned."""
 
 
+def _once(check: Check) -> Check:
+    """The check, made in the first call only, because it reads values."""
+    calls = count()
+    return lambda *arguments: check(*arguments) if next(calls) == 0 else None
+
+
 def _guard_function(method: Method, name: str, check: Check) -> Callable[..., Any]:
-    call, checked = getattr(method, name), False
+    call = getattr(method, name)
 
     def guarded_call(first: Any, *others: Any) -> Any:
-        nonlocal checked
         with name_method_in_errors(method, name), _left_unchanged(first.persistent_tensors):
             result = call(first, *others)
-            if name != "global_model" or not checked:  # whose check reads values
-                check(lambda cohort: call(cohort, *others), first, result)
-            checked = True
+            check(lambda cohort: call(cohort, *others), first, result)
             return result
 
     return guarded_call
@@ -266,8 +270,10 @@ def _check_rows(what: str, values: Tensors, cohort: Cohort) -> None:
         expect_rows(f'{what}["{name}"]', value, len(cohort.ids), cohort.params.device)
 
 
-def _check_shared(call: Callable[[Cohort], Tensor], cohort: Cohort, model: Tensor) -> None:
+def _check_shared(call: Callable[..., Any], cohort: Cohort, model: Tensor | None) -> None:
     """Check what `global_model` returns: the first client must have the same model without the others."""
+    if model is None:
+        return
     clients, dim = cohort.params.shape
     if model.shape not in ((dim,), (clients, dim)):
         raise MethodError(f"got {describe(model)}, expected shape [{dim}] or [{clients}, {dim}]")
@@ -295,7 +301,6 @@ _CHECKS: dict[str, Check] = {
     "client_rest": lambda call, before, after: _check_rest(before, after),
     "objective": lambda call, cohort, objective: check_objective(objective, cohort, call),
     "after_training": lambda call, before, after: check_same_clients(before, after),
-    "global_model": lambda call, cohort, model: None if model is None else _check_shared(call, cohort, model),
 }
 
 

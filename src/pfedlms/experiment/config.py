@@ -241,13 +241,14 @@ def from_keywords(methods: Sequence[str], settings: Mapping[str, Any]) -> Tables
     places = keyword_places(methods)
     single_method = methods[0] if len(methods) == 1 else None
     tables: Tables = {}
-    errors: list[str] = []
+    errors = []
     for key, value in settings.items():
         layer: Tables = {}
         if isinstance(value, Mapping) and key in (*SECTIONS, "method", *METHODS):
             layer = {key: dict(value)}
         elif key in places:
-            errors += filter(None, [ambiguity(key, places)])
+            if problem := ambiguity(key, places):
+                errors.append(problem)
             section, name = places[key]
             layer = {section: {name: _device_name(value) if name == "device" else value}}
         if layer:

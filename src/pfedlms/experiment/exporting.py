@@ -95,7 +95,8 @@ class RunModels:
         own_data = _device_data(pool, run_data, summary)
         if own_data.shape != run_data.shape:
             raise DataError(f"data: got samples of shape {own_data.shape}, expected {run_data.shape}, as the run had")
-        if normalisation(self.config) and own_data.x.min() >= 0:  # darker than the mean is negative
+        constants = normalisation(self.config)
+        if constants and min(constants["mean"]) > 0 and own_data.x.min() >= 0:  # darker than the mean is negative
             raise DataError(
                 f"data: got samples from {own_data.x.min():g} to {own_data.x.max():g}, but the run normalised its "
                 "images; pass (raw / scale − mean) / std with the numbers of summary['normalisation']"
