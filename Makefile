@@ -17,10 +17,12 @@ run: $(READY)
 test: $(READY) lint
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-# GPU kernels under Triton's interpreter; on a machine with a GPU `make test` runs them on it.
+# GPU kernels under Triton's interpreter, then whole runs on a pretended GPU; on a machine with a GPU `make test` runs all
+# of them on it.
 test-kernels: $(VENV)/.triton
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/sketch/test_sketch_gpu.py tests/pull/test_pull_gpu.py \
 		tests/step/test_step_gpu.py tests/models/test_conv_gpu.py tests/wire/test_frames_gpu.py
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -p pretend_gpu --numprocesses $(WORKERS) tests/engine/test_gpu_code.py
 
 $(VENV)/.triton: $(READY)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt triton
