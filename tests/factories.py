@@ -94,7 +94,7 @@ class Work:
     gradient: Tensor | None = None
     features: tuple[Tensor, Tensor] | None = None
 
-    def mean_gradient(self, cohort: Cohort, params: Tensor, round: int) -> Tensor:
+    def mean_gradient(self, cohort: Cohort, params: Tensor, phase: int) -> Tensor:
         assert self.gradient is not None
         return self.gradient[list(cohort.ids)]
 

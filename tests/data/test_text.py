@@ -230,7 +230,7 @@ def test_local_steps_and_losses_are_of_the_mean_over_tokens() -> None:
     data = partitioned(texts(["abca" * 40, "cabb" * 40], window=6), Partitioning(2, 1.0, seed=3))
     run = factories.federation("local", data, bigrams(4), batch_size=4, local_steps=1, weight_decay=0.0)
     cohort = run._terms.new_cohort((0, 1), data.samples)
-    found = run._worker.losses(cohort, cohort.params, 0, 0)
+    found = run._worker.losses(cohort, cohort.params, 1, 0)
     first, second = (run._worker.plan(cohort, phase)[0, 0] for phase in (0, 1))
     run.start()
     for client, model in run.models():

@@ -1,4 +1,4 @@
-"""Custom methods may train a second time, and have tensors of each client in a loss on features."""
+"""Custom methods may train and measure a second time, and have tensors of each client in a loss on features."""
 
 from __future__ import annotations
 
@@ -42,6 +42,30 @@ def test_a_second_training_starts_with_the_momentum_of_its_cohort(monkeypatch: p
     data, loop = factories.digits(CLIENTS), Loop(factories.digits(CLIENTS))
     by_hand = [loop.steps(loop.steps(loop.initial, k, 0), k, 0) for k in range(data.clients)]
     np.testing.assert_allclose(models(Twice, 0.0), torch.stack(by_hand), rtol=0, atol=1e-5)
+
+
+def test_losses_and_gradients_of_a_phase_are_those_of_its_local_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one local step: θ = start − η ∇f, on the batch that the phase trains on."""
+    seen = []
+
+    class Measured(Local):
+        name = "measured"
+
+        def client_start(self, cohort: Cohort) -> Cohort:
+            return cohort.with_state(start=cohort.params)
+
+        def after_training(self, cohort: Cohort, phase: int, work: Any) -> Cohort:
+            start = cohort.state["start"]
+            gradient = work.mean_gradient(cohort, start, phase)
+            _, trained_on = work.train(cohort.with_model(start), Objective(), phase)
+            torch.testing.assert_close(start - 0.1 * gradient, cohort.params, rtol=0, atol=1e-6)
+            torch.testing.assert_close(work.losses(cohort, start, phase, 0), trained_on, rtol=0, atol=1e-6)
+            seen.append(phase)
+            return cohort.with_state(start=cohort.params)
+
+    monkeypatch.setitem(METHODS, "measured", Measured)
+    factories.played(factories.federation("measured", local_steps=1, weight_decay=0.0), 2)
+    assert set(seen) == {0, 1, 2}
 
 
 # --- features ---------------------------------------------------------------------------------------------------------

@@ -168,7 +168,7 @@ class Stepped(Averaged):
 
     def client_send(self, cohort: Cohort, round: int, work: Any) -> tuple[Cohort, Tensors]:
         model = cohort.state["model"]
-        return cohort, {"model": model - 0.1 * work.mean_gradient(cohort, model, round)}
+        return cohort, {"model": model - 0.1 * work.mean_gradient(cohort, model, round + 1)}
 
 
 class Copied(Tracked):

@@ -289,10 +289,10 @@ class LocalWorker:
         steps_taken = plan[:, -1, :, 0].sum(dim=0) if uneven else len(plan)
         return replace(cohort, params=params, momentum=momentum, buffers=buffers), losses / steps_taken
 
-    def mean_gradient(self, cohort: Cohort, params: Tensor, round: int) -> Tensor:
+    def mean_gradient(self, cohort: Cohort, params: Tensor, phase: int) -> Tensor:
         """See `ClientWork`. Running statistics do not change."""
-        start, plan = cohort.with_model(params), self.plan(cohort, round + 1)
-        with self._seeded(cohort, "module", round + 1):
+        start, plan = cohort.with_model(params), self.plan(cohort, phase)
+        with self._seeded(cohort, "module", phase):
             summed, _ = self._run(self._gradients, start, plan, Objective(), 0.0)
         if not self._train.local_epochs:
             return summed.params / self._train.local_steps
@@ -311,9 +311,9 @@ class LocalWorker:
             total += gradients * (chosen[-1, :, :1] > 0) if self._train.local_epochs else gradients
         return replace(cohort, params=total), losses / len(plan)
 
-    def losses(self, cohort: Cohort, params: Tensor, round: int, step: int) -> Tensor:
+    def losses(self, cohort: Cohort, params: Tensor, phase: int, step: int) -> Tensor:
         """See `ClientWork`."""
-        plan, losses = self.plan(cohort, round + 1), torch.empty(len(params), device=params.device)
+        plan, losses = self.plan(cohort, phase), torch.empty(len(params), device=params.device)
         x, y = self._training_samples(plan[step]), self._data.y[plan[step, 0]]
         buffers = _copy(cohort.buffers)
 
@@ -325,7 +325,7 @@ class LocalWorker:
                     self._criterion.losses(outputs, y[rows]).mean(dim=1) / self._data.positions
                 )  # a mean over tokens, as in local steps
 
-        with self._seeded(cohort, "module", round + 1):
+        with self._seeded(cohort, "module", phase):
             for_each_in_threads(measure, self._model.parts(len(params)))
         return losses
 

@@ -86,13 +86,13 @@ class ClientWork(Protocol):
         """
         ...
 
-    def mean_gradient(self, cohort: Cohort, params: Tensor, round: int) -> Tensor:
-        """Gradient of the task loss at `params: [clients, dim]`, averaged over the E batches of the round's local
+    def mean_gradient(self, cohort: Cohort, params: Tensor, phase: int) -> Tensor:
+        """Gradient of the task loss at `params: [clients, dim]`, averaged over the E batches of the phase's local
         steps."""
         ...
 
-    def losses(self, cohort: Cohort, params: Tensor, round: int, step: int) -> Tensor:
-        """Task loss at `params: [clients, dim]` on the batch of local step `step` of the round: `[clients]`, on the
+    def losses(self, cohort: Cohort, params: Tensor, phase: int, step: int) -> Tensor:
+        """Task loss at `params: [clients, dim]` on the batch of local step `step` of the phase: `[clients]`, on the
         clients' device. The forward pass is that of training; it does not change running statistics."""
         ...
 

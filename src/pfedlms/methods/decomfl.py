@@ -52,7 +52,7 @@ class Slopes(FieldMeans):
             g = []
             for p in range(self._settings.perturbations):
                 move = mu * self._direction(round, update, p, x.device)
-                above, below = (work.losses(cohort, point, round, update) for point in (x + move, x - move))
+                above, below = (work.losses(cohort, point, round + 1, update) for point in (x + move, x - move))
                 g.append((above - below) / (2 * mu))
             slopes += g
             x = self._apply_update(x, torch.stack(g, dim=-1), round, update)

@@ -47,7 +47,7 @@ class MajorityOfGradients(Exchange[Tensor]):
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
         model = cohort.state["model"]
-        gradient = work.mean_gradient(cohort, model, round) + self._task.weight_decay * model
+        gradient = work.mean_gradient(cohort, model, round + 1) + self._task.weight_decay * model
         turns = torch.tensor([[1.0 - 2.0 * ((client + round) % 2)] for client in cohort.ids], device=gradient.device)
         return cohort, {"signs": torch.where(gradient == 0, turns, gradient)}
 
