@@ -529,3 +529,41 @@ def test_products_in_bfloat16_give_nearly_the_same_gradient_in_float32(name: str
 def test_a_first_layer_may_work_in_place() -> None:
     factory = lambda: nn.Sequential(nn.Flatten(), nn.ReLU(inplace=True), nn.Linear(64, 10))  # noqa: E731 - an argument
     assert pfedlms.run("digits", factory, rounds=2, clients=3).accuracy > 50
+
+
+def test_an_embedding_with_sparse_gradients_has_the_gradient_of_a_dense_one() -> None:
+    tokens, gradients = torch.arange(24).reshape(CLIENTS, BATCH) % 5, []
+    for sparse in (False, True):
+        model = CohortModel(nn.Sequential(nn.Embedding(6, 4, sparse=sparse)), CPU)
+        cohort = model.cohort((0, 1, 2), (1, 1, 1))
+        cohort.params[:] = normal(CLIENTS, 24).float()
+        gradients.append(torch.full_like(cohort.params, torch.nan))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # clients with sparse gradients are trained one after another
+            model.gradient(gradients[-1], cohort.params, {}, tokens, LABELS, squares)
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
+class Constrained(nn.Linear):
+    """Limits the norms of its weights, as networks for EEG do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data = torch.renorm(self.weight.data, 2, 0, maxnorm=9)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("layer", [Constrained(12, 4), nn.Embedding(5, 4, max_norm=9)])
+def test_a_call_that_writes_into_its_parameters_is_refused(layer: nn.Module) -> None:
+    x = torch.ones(BATCH, 12) if isinstance(layer, nn.Linear) else torch.ones(BATCH, dtype=torch.int64)
+    with pytest.raises(UsageError, match=r"writes into its parameter 0\.weight.* with a changed copy"):
+        check_trains(nn.Sequential(layer), x)
+
+
+def test_local_steps_have_gradients_where_the_caller_has_switched_them_off() -> None:
+    model = CohortModel(dnn(), CPU)
+    cohort, x = model.cohort((0, 1, 2), (1, 1, 1)), normal(CLIENTS, BATCH, 12).float()
+    expected, out = torch.empty_like(cohort.params), torch.empty_like(cohort.params)
+    model.gradient(expected, cohort.params, {}, x, LABELS, squares)
+    with torch.no_grad():
+        model.gradient(out, cohort.params, {}, x, LABELS, squares)
+    assert torch.equal(out, expected)

@@ -129,6 +129,7 @@ class CohortModel:
         """The forward and backward pass of every client in one training step: writes gradients into `out: [clients,
         dim]` and returns the losses `[clients]`."""
 
+        @torch.enable_grad()  # the caller may have switched it off
         def run_rows(runner: Runner, rows: slice) -> Tensor:
             leaves = {name: value.detach().requires_grad_() for name, value in self._by_name(params[rows]).items()}
             own_buffers = {name: value[rows] for name, value in buffers.items()}
@@ -144,8 +145,8 @@ class CohortModel:
             for place, gradient in zip(places.values(), gradients, strict=True):
                 if gradient is None:
                     place.zero_()
-                elif gradient.data_ptr() != place.data_ptr():
-                    place.copy_(gradient)
+                elif gradient.is_sparse or gradient.data_ptr() != place.data_ptr():
+                    place.copy_(gradient.to_dense())
             _store_assigned(own_buffers, inputs.buffers)
             return losses
 

@@ -84,8 +84,8 @@ def outputs_of(returned: Any) -> Tensor:
 
 def check_trains(module: nn.Module, sample: Tensor) -> None:
     """Refuse a model, before any training, whose passes fail in training, whose backward pass would use other
-    parameters than the forward pass did, or that keeps something of one client's samples for the next client. One that
-    cannot be copied is not tried."""
+    parameters than the forward pass did, that writes into its parameters, as evaluations then would, too, or that keeps
+    something of one client's samples for the next client. One that cannot be copied is not tried."""
     try:
         tried, first, second = (copy.deepcopy(module).train() for _ in range(3))
     except Exception:  # whatever parts of it may raise
@@ -96,6 +96,7 @@ def check_trains(module: nn.Module, sample: Tensor) -> None:
     )
     before = _tensor_attributes(first)
     try:
+        places = _places(first)  # fails in torch.inference_mode
         # Small operators wait for threads longer than they compute.
         with torch.enable_grad(), rng.forked_generators(sample.device), one_thread_per_operator():
             with torch.autograd.graph.disable_saved_tensors_hooks(again):
@@ -108,6 +109,13 @@ def check_trains(module: nn.Module, sample: Tensor) -> None:
         raise
     except Exception as error:  # it is the user's own and may raise anything
         raise UsageError(f"model: cannot be trained ({reason(error)})") from error
+    for name, place in _places(first).items():
+        if place != places[name]:
+            raise UsageError(
+                f"model: a call writes into its parameter {name}, as nn.Embedding does with max_norm, so that "
+                "evaluations would change what is trained; compute with a changed copy of it (torch.renorm(weight, …)) "
+                "instead"
+            )
     left, elsewhere = _tensor_attributes(first), _tensor_attributes(second)
     for name, value in left.items():
         depends_on_samples = name not in elsewhere or not torch.equal(value, elsewhere[name])
@@ -116,6 +124,11 @@ def check_trains(module: nn.Module, sample: Tensor) -> None:
                 f"model: a call leaves a tensor in its attribute {name} to the next call, which may be another "
                 "client's; register it as a buffer, and each client has its own"
             )
+
+
+def _places(module: nn.Module) -> dict[str, tuple[int, int]]:
+    """How often each trained parameter was written into, as far as autograd knows, and where it is stored."""
+    return {name: (p._version, p.data_ptr()) for name, p in module.named_parameters() if p.requires_grad}
 
 
 def _call(module: nn.Module, sample: Tensor) -> Tensor:
