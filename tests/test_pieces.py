@@ -177,6 +177,11 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
         lambda: SKETCH.forward(np.ma.zeros(21)),
         r"params: got a masked array, whose mask .*\.filled\(VALUE\)",
     ),
+    (lambda: SKETCH.forward(np.zeros(21, complex)), "params: got an array of complex128, expected real numbers; pass"),
+    (
+        lambda: SKETCH.forward(X.to_sparse()),
+        r"params: got a tensor of torch.float32 and torch.sparse_coo.*to_dense\(\)",
+    ),
     (lambda: SKETCH.forward(X.to("meta")), "params: got a tensor on meta, expected one on cpu; make"),
     (lambda: SKETCH.split(X, X.double(), X), r"model: got torch.float64 of shape \(2, 21\), expected torch.float32 of"),
     (lambda: Sketch(nn.Linear(2, 2), 0.1, 0, 0), r"layout: got Linear.*flat_layout\(module\)"),
@@ -185,9 +190,14 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: Sketch.of_vector(0, 0.1, 0), "size: got 0, expected a whole number of at least 1"),
     (lambda: Sketch.of_vector(16, 0.1, -1), "seed: got -1, expected a whole number from 0 to"),
     (lambda: Sketch.of_vector(16, 0.1, 0, device="gpu0"), "device: got 'gpu0', expected 'cpu', 'cuda'"),
+    (lambda: Sketch.of_vector(16, 0.1, 0, device=""), "device: got '', expected 'cpu', 'cuda'"),
+    (lambda: SKETCH.spread_integers(np.ones(3)), r"sums: got float64 of shape \(3,\), expected .*float64.* \(12,\)"),
+    (lambda: SKETCH.spread_integers([1.0] * 12), r"sums: got list, expected an array of float64"),
+    (lambda: SKETCH.step(np.zeros(2, np.uint8), np.ones(2)), r"factors: got float64 .*, expected an array of float32"),
+    (lambda: SKETCH.step(np.zeros(3, np.uint8), np.ones(2)), r"signs: got uint8 of shape \(3,\), .* another sketch"),
     (lambda: pull(tau=TAU[:1]), r"thresholds: got .* of shape \(1, 2\), expected floats of shape \[2, T\]"),
-    (lambda: pull(tau=TAU.flip(1)), r"thresholds: got \[1.0, -1.0\], expected finite numbers that rise.*sort them"),
-    (lambda: pull(tau=TAU * torch.nan), r"thresholds: got \[nan, nan\], expected fin"),
+    (lambda: pull(tau=TAU.flip(1)), r"thresholds: got \[1.0, -1.0\], expected numbers that rise.*thresholds_of"),
+    (lambda: pull(tau=TAU * torch.nan), r"thresholds: got \[nan, nan\], expected num"),
     (lambda: pull(sigma=SIGMA[:1]), r"deviations: got .* of shape \(1,\), expected floats of shape \[2\]"),
     (lambda: pull(sigma=-SIGMA), r"deviations: got \[-1.0, -1.0\], expected finite.* at least 0"),
     (lambda: pull(sigma=SIGMA * torch.nan), r"deviations: got \[nan, nan\]"),
@@ -195,6 +205,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: pull(consensus=CONSENSUS + 3), "consensus: got symbols up to 3, expected 0 to 2"),
     (lambda: pull(strength=-1), "strength: got -1, expected a finite number of at least 0"),
     (lambda: pull(rho=float("nan")), "smoothing: got nan, expected a finite number of at least 0"),
+    (lambda: pull(rho=0), "smoothing: got 0, expected a number above 0; without"),
     (lambda: Vote(3, 0), "thresholds: got 0, expected a whole number from 1 to 255; symbols"),
     (lambda: Vote(3, 1).add(np.zeros(3), 1), r"vote: got symbols of float64, expected uint8; pass symbols\.astype"),
     (lambda: Vote(3, 1).add(np.uint8([0, 2, 0]), 1), r"vote: got \(3,\) symbols up to 2, expected \(3,\) of 0 to 1"),
@@ -210,9 +221,12 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: pool_statistics([1], ONE * np.nan, ONE), r"means\[0, 0\]: got nan, expected a finite numb"),
     (lambda: pool_statistics([1], ONE, -ONE), r"variances\[0, 0\]: got -1.0, expected a finite"),
     (lambda: pool_statistics([1], ONE, ONE, "mode"), "pooling: got 'mode', expected one of mean, median"),
+    (lambda: pool_statistics([1], ONE.astype(str), ONE), "means: got an array of <U32, expected real numbers"),
+    (lambda: pool_statistics([1], ONE * 1j, ONE), "means: got an array of complex64, expected real numbers"),
     (lambda: limit_weights([10, 80], float("nan")), "share: got nan, expected at most 1"),
     (lambda: outliers(ONE[0], 10), r"values: got shape \(1,\), expected \[clients, entries\]; pass one number each"),
     (lambda: statistics(X, [5, 5]), r"sketched: got shape \(2, 21\), expected \[clients, 10\] or \[10\]; pass"),
+    (lambda: statistics(X * 1j, [16, 5]), r"sketched: got a tensor of torch.complex64 .*, expected .* real numbers"),
     (lambda: symbols_of(X, TAU[:1], [16, 5]), r"thresholds: got shape \(1, 2\), expected \[2, T\], one row per layer"),
     (lambda: symbols_of(X, torch.zeros(2, 256), [16, 5]), r"thresholds: got shape \(2, 256\), .* T from 1 to 255; "),
     (lambda: symbols_of(X, TAU.flip(1), [16, 5]), r"thresholds: got \[1.0, -1.0\], expected numbers that rise; "),
@@ -249,6 +263,35 @@ def test_refused_values_are_not_counted() -> None:
             mean.add(weights, np.ones((2, 1)))
     assert (vote.clients, vote.total, vote.counts.sum()) == (0, 0, 0)
     assert repr(mean) == "WeightedMean(size 1, no client yet)"
+
+
+def test_arrays_of_any_strides_are_accepted_and_a_number_is_no_vector() -> None:
+    """One row in reverse order is contiguous for NumPy, and has a negative stride."""
+    theta = normal(1, 21).numpy()
+    assert np.array_equal(SKETCH.forward(theta[::-1]), SKETCH.forward(theta))
+    assert np.array_equal(SKETCH.forward(theta[:, ::-1]), SKETCH.forward(theta[:, ::-1].copy()))
+    assert Sketch.of_vector(1, 1.0, 0).forward(np.ones(1)[::-1]).shape == (1,)
+    with pytest.raises(ValueError, match=r"params: got shape \(\), expected \[clients, 1\] or \[1\]"):
+        Sketch.of_vector(1, 1.0, 0).forward(np.array(1.0))
+
+
+def test_a_pull_takes_what_thresholds_of_gives() -> None:
+    """Also thresholds beyond the range of float32; and numbers in half precision, or that require grad."""
+    tau = thresholds_of(np.float32([3e38, 0]), np.float32([3e38, 1]), normal_quantiles(3))
+    assert np.isinf(tau).any()
+    assert np.isfinite(pull(tau=tau).gradient(X.numpy())).all()
+    for dtype in (torch.float16, torch.bfloat16):
+        half = pull(tau=TAU.to(dtype).requires_grad_(), sigma=SIGMA.to(dtype))
+        assert torch.allclose(half.gradient(X), pull().gradient(X))
+
+
+def test_bfloat16_is_taken_where_other_numbers_are_rounded() -> None:
+    values = torch.tensor([[1.5], [2.5]])
+    half = values.bfloat16()
+    assert torch.equal(thresholds_of(half[0], half[1], np.float32([1])), torch.tensor([[4.0]]))
+    assert weighted_median([1, 3], half[:, 0]) == 2.5
+    for got, expected in zip(pool_statistics([1, 3], half, half), pool_statistics([1, 3], values, values), strict=True):
+        assert torch.equal(got, expected)
 
 
 def test_reprs_describe_the_objects() -> None:

@@ -61,26 +61,29 @@ def check_weights(samples: Weights, clients: int) -> list[int]:
 def as_tensor(name: str, values: Tensor | Array, device: torch.device | None = None) -> Tensor:
     """An array as a tensor, on `device` if one is named; a tensor as it is, refused where it is on another device."""
     if isinstance(values, Tensor):
+        _check_tensor(name, values)
         if device is not None and values.device != device:
             raise ValueError(
                 f"{name}: got a tensor on {values.device}, expected one on {device}; make a sketch for that device"
             )
         return values
     _check_array(name, values)
-    if values.dtype.kind not in "fiub" or not values.dtype.isnative or values.dtype.itemsize > 8:
+    if not values.dtype.isnative or values.dtype.itemsize > 8:
         raise ValueError(
             f"{name}: got an array of {values.dtype}, expected numbers that PyTorch has, in this machine's byte order; "
             f"pass {name}.astype(np.float32)"
         )
-    array = np.ascontiguousarray(values)
+    # NumPy calls an axis of one entry contiguous whatever its stride is, and PyTorch refuses negative ones.
+    array = values if values.flags.c_contiguous and min(values.strides, default=0) >= 0 else values.copy()
     tensor = torch.from_numpy(array) if array.flags.writeable else torch.tensor(array)
     return tensor if device is None else tensor.to(device)
 
 
 def as_array(name: str, values: Tensor | Array) -> Array:
-    """A tensor as an array, on the host; an array as it is."""
+    """A tensor as an array, on the host; bfloat16, which NumPy does not have, as float32. An array as it is."""
     if isinstance(values, Tensor):
-        return values.detach().cpu().numpy()
+        _check_tensor(name, values)
+        return (values.float() if values.dtype == torch.bfloat16 else values).detach().cpu().numpy()
     _check_array(name, values)
     return values
 
@@ -92,6 +95,18 @@ def _check_array(name: str, values: object) -> None:
         )
     if isinstance(values, np.ma.MaskedArray):
         raise ValueError(f"{name}: {IS_MASKED}")
+    if values.dtype.kind not in "fiub":
+        raise ValueError(
+            f"{name}: got an array of {values.dtype}, expected real numbers; pass {name}.astype(np.float32)"
+        )
+
+
+def _check_tensor(name: str, values: Tensor) -> None:
+    if values.is_complex() or values.layout != torch.strided:
+        raise ValueError(
+            f"{name}: got a tensor of {values.dtype} and {values.layout}, expected a dense one of real numbers; pass "
+            f"{name}.real of complex numbers, {name}.to_dense() of a sparse tensor"
+        )
 
 
 def check_floats(name: str, values: Tensor) -> Tensor:

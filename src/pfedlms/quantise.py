@@ -65,7 +65,6 @@ def normal_quantiles(thresholds: int) -> NDArray[np.float32]:
     return np.array([NormalDist().inv_cdf(t / (thresholds + 1)) for t in range(1, thresholds + 1)], dtype=np.float32)
 
 
-@lru_cache
 def lloyd_max(levels: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Centroids `[levels]` and boundaries between them `[levels − 1]` of least mean squared error for a standard
     normal, the nearest float32 numbers; 2 to 256 levels."""
@@ -74,6 +73,7 @@ def lloyd_max(levels: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     return centroids.astype(np.float32), edges.astype(np.float32)
 
 
+@lru_cache
 def lloyd_max_in_float64(levels: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Centroids and boundaries before they are rounded, with errors below 1e-13.
 

@@ -243,3 +243,18 @@ def test_a_payload_must_end_with_its_last_field() -> None:
             decoded(full[:length], *fields)
     with pytest.raises(OversizedError, match="got 14 bytes, expected 13"):
         decoded(full + b"\0", *fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        (MaskedRows("rows", "mask", 2, 3), Mask("mask", 2)),
+        (Mask("mask", 3), MaskedRows("rows", "mask", 2, 3)),
+        (Symbols("mask", (2,), 2), MaskedRows("rows", "mask", 2, 3)),
+        (Mask("mask", 2), MaskedBytes("digest", "mask", 8)),
+    ],
+    ids=["later", "another size", "no mask", "more than one"],
+)
+def test_a_masked_field_needs_a_mask_that_fits(fields: tuple[Field, ...]) -> None:
+    with pytest.raises(ValueError, match="got the mask 'mask', expected the name of an earlier Mask of count"):
+        Message(1, fields)

@@ -201,6 +201,11 @@ def test_rows_have_the_frames_of_single_messages() -> None:
     assert received is not None
     assert (received.senders, received.samples) == ([1, 4, 9], [2, 5, 10])
     assert all(np.array_equal(received.values[name], own) for name, own in rows.items())
+    for wrong in (out[:, :-1], out[:2], out.astype(np.int8)):
+        with pytest.raises(ValueError, match=r"out: got .* expected uint8"):
+            frame_rows(message, rows, senders=[1, 4, 9], samples=[2, 5, 10], out=wrong, **header)
+    with pytest.raises(ValueError, match=r"out: got .* expected uint8 \[2, "):
+        frame_rows(message, rows, senders=[1, 4], samples=[2, 5], out=out, **header)
 
 
 # Memory.

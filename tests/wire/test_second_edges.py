@@ -18,6 +18,13 @@ from second import VECTORS, bits32, f32, f32s, recorded_run
 from pfedlms.quantise import lloyd_max, lloyd_max_in_float64
 
 
+def test_what_a_caller_does_to_levels_does_not_reach_the_next_one() -> None:
+    centroids, _ = lloyd_max(4)
+    before = centroids.copy()
+    centroids[:] = 99
+    assert np.array_equal(lloyd_max(4)[0], before)
+
+
 def test_lloyd_max_boundaries_match_the_vectors() -> None:
     for entry in VECTORS["lloyd_max"]:
         assert bits32(plain.quantiles(entry["thresholds"], "lloyd-max")) == entry["boundaries"]

@@ -69,7 +69,7 @@ class Pull:
     ) -> None:
         device, layers = sketch.rows.device, len(sketch.shape.places)
         arguments = {"thresholds": thresholds, "deviations": deviations, "consensus": consensus}
-        tau, sigma, agreed = (as_tensor(name, values, device) for name, values in arguments.items())
+        tau, sigma, agreed = (as_tensor(name, values, device).detach() for name, values in arguments.items())
         if tau.ndim != 2 or len(tau) != layers or not 1 <= tau.shape[1] <= 255 or not tau.is_floating_point():
             raise ValueError(
                 f"thresholds: got {tau.dtype} of shape {tuple(tau.shape)}, expected floats of shape [{layers}, T], T "
@@ -97,12 +97,14 @@ class Pull:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0 <= value < np.inf:
                 raise ValueError(f"{name}: got {value!r}, expected a finite number of at least 0")
+        if self.smoothing == 0:
+            raise ValueError("smoothing: got 0, expected a number above 0; without it the pull has no slope")
         tau, levels = self.thresholds, self.thresholds.shape[1]
-        wrong = ~tau.isfinite().all(dim=1) | (tau.diff(dim=1) < 0).any(dim=1)
+        wrong = tau.isnan().any(dim=1) | (tau.diff(dim=1) < 0).any(dim=1)
         if bool(wrong.any()):
             raise ValueError(
-                f"thresholds: got {tau[wrong][0].tolist()}, expected finite numbers that rise along a row; sort "
-                "them (thresholds.sort(dim=1).values)"
+                f"thresholds: got {tau[wrong][0].tolist()}, expected numbers that rise along a row, as "
+                "quantise.thresholds_of gives them"
             )
         if not bool((self.deviations.isfinite() & (self.deviations >= 0)).all()):
             raise ValueError(
@@ -145,7 +147,7 @@ class Pull:
     def widths(self) -> Tensor:
         """ρ_l of every layer, `[layers]`: at most 2^126, and zero below 2^−126. So 1/ρ_l is a normal float32, and
         (y − τ)/ρ_l is not NaN where τ is infinite or y = τ."""
-        wide = self.smoothing * self.deviations
+        wide = self.smoothing * self.deviations.to(torch.promote_types(self.deviations.dtype, torch.float32))
         return torch.where(wide < 2.0**-126, 0.0, wide.clamp(max=2.0**126))
 
     @cached_property

@@ -123,8 +123,8 @@ class Sketch:
             check_integer("epoch", epoch, 0, rng.LARGEST_SEED),
         )
         try:
-            place = torch.device(device or "cpu")
-        except RuntimeError as error:
+            place = torch.device("cpu" if device is None else device)
+        except (RuntimeError, TypeError) as error:
             raise ValueError(f"device: got {device!r}, expected 'cpu', 'cuda', 'cuda:0', …") from error
         constants = _constants(shape, seed, epoch // _EPOCHS, place)[epoch % _EPOCHS]
         object.__setattr__(self, "shape", shape)
@@ -228,6 +228,7 @@ class Sketch:
         The GPU's transform is in float32, which is exact for integers up to 2^24. So it transforms digits of so few
         bits that no sum of m of them is larger.
         """
+        self._check_host("sums", sums, np.float64, self.size)
         bits, device = 24 - (max(self.sizes) - 1).bit_length(), self.rows.device
         if not _uses_gpu_kernels(self.rows) or bits < 1:
             return self._spread(to_device(torch.from_numpy(sums[None]), device))[0]
@@ -274,12 +275,8 @@ class Sketch:
         D H Sᵀ v are integers, so only the product with c is rounded, and all devices give the same bits. Where c is
         zero the result is −0, because w + (−0) has the bits of w, even if w is −0.
         """
-        expected = -(-self.size // 8)
-        if signs.dtype != np.uint8 or signs.shape != (expected,):
-            raise ValueError(
-                f"signs: got {signs.dtype} of shape {signs.shape}, expected uint8 of shape ({expected},); they are of "
-                "another sketch"
-            )
+        self._check_host("signs", signs, np.uint8, -(-self.size // 8))
+        self._check_host("factors", factors, np.float32, len(self.sizes))
         device = self.rows.device
         if _uses_gpu_kernels(self.rows):
             from pfedlms.sketch import gpu
@@ -289,6 +286,18 @@ class Sketch:
         votes = torch.from_numpy(bits).to(device).float() * 2 - 1
         c = torch.from_numpy(np.repeat(factors, [place.end - place.begin for place in self.shape.places])).to(device)
         return torch.where(c != 0, self.spread(votes[None])[0] * c, -0.0)
+
+    @staticmethod
+    def _check_host(name: str, values: Array, dtype: type[np.generic], size: int) -> None:
+        """Refuse what is no vector of this type and size, because kernels do not check bounds."""
+        if not isinstance(values, np.ndarray) or values.dtype != dtype or values.shape != (size,):
+            got = (
+                f"{values.dtype} of shape {tuple(values.shape)}" if hasattr(values, "dtype") else type(values).__name__
+            )
+            raise ValueError(
+                f"{name}: got {got}, expected an array of {dtype.__name__} of shape ({size},); if only the shape "
+                "differs, it is of another sketch"
+            )
 
     def _layers(self) -> Iterator[tuple[Place, Tensor, Tensor]]:
         """Every layer's place, signs and rows."""

@@ -249,6 +249,16 @@ class Message:
         names = [part.name for part in self.fields]
         if len(set(names)) < len(names):
             raise ValueError(f"fields: got the names {names}, expected different ones; values are known by their names")
+        earlier: dict[str, Field] = {}
+        for part in self.fields:
+            if isinstance(part, MaskedRows | MaskedBytes):
+                mask, count = earlier.get(part.mask), part.count if isinstance(part, MaskedRows) else 1
+                if mask is None or mask.dtype is not np.bool_ or mask.shape != (count,):
+                    raise ValueError(
+                        f"field {part.name!r}: got the mask {part.mask!r}, expected the name of an earlier Mask of "
+                        f"count {count}; it says which parts are sent"
+                    )
+            earlier[part.name] = part
 
     @cached_property
     def max_bytes(self) -> int:
