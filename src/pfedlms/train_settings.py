@@ -69,7 +69,7 @@ class TrainSettings:
     max_weight: float = setting(
         1.0,
         "f, largest share one client may have of all weight in an exchange: N_k counts as min(N_k, c), c the largest "
-        "with c ≤ f · Σ min(N_j, c); with fewer than 1/f messages all weigh the same; 1: no limit",
+        "whole number with c ≤ f · Σ min(N_j, c); with fewer than 1/f messages all weigh the same; 1: no limit",
         above=0,
         maximum=1,
     )

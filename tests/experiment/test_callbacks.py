@@ -43,6 +43,25 @@ def test_callbacks_are_called_for_every_round_every_evaluation_and_the_end() -> 
     assert {run.name for _, (run, _), _ in recorder.method_calls} == {"fedavg seed 0"}
 
 
+class TakesAll(Callback):
+    """Takes everything out of the records it gets."""
+
+    def on_round(self, run: Any, record: Any) -> None:
+        record.clear()
+
+    def on_evaluation(self, run: Any, record: Any) -> None:
+        record.clear()
+
+    def on_end(self, run: Any, summary: Any) -> None:
+        summary.clear()
+
+
+def test_a_callback_that_changes_its_record_changes_no_result(tmp_path: Path) -> None:
+    results = [pfedlms.run(callbacks=each, out=tmp_path / str(len(each)), **RUN) for each in ([], [TakesAll()])]
+    assert results[1].summary["accuracy"] == results[0].summary["accuracy"]
+    assert [line["p_acc"] for line in results[1].metrics] == [line["p_acc"] for line in results[0].metrics]
+
+
 @pytest.mark.parametrize("callbacks", [[object()], Callback(), "tensorboard", [Callback]])
 def test_an_object_without_callback_methods_is_refused(callbacks: Any) -> None:
     with pytest.raises(UsageError, match="expected a list of objects with on_round, on_evaluation or on_end"):

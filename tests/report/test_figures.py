@@ -137,6 +137,11 @@ def test_unreadable_folders_are_left_out_and_named(tmp_path: Path) -> None:
     assert len(sections[0].runs) == 1
     assert len(warned) == len(left_out) == 2
     assert "no evaluation yet" in left_out[0]
+    assert [reason.split(":")[0] for reason in left_out] == [str(tmp_path / name) for name in ("empty", "other")]
+    own_config = (tmp_path / "good" / "config.toml").read_text()
+    (tmp_path / "good" / "config.toml").write_text(own_config.replace('name = "local"', 'name = "not_imported"'))
+    with pytest.raises(UsageError), pytest.warns(UserWarning, match="good: .*not_imported"):
+        sections_of([tmp_path / "good"])
     write_comparison(tmp_path / "begun")
     shutil.rmtree(tmp_path / "begun" / "l0")
     with pytest.warns(UserWarning, match="begun/l0: this run of the study has not begun"):

@@ -164,5 +164,6 @@ def _read(directory: Path, label: str, left_out: list[str]) -> list[Any]:
             return [run]
         left_out.append(f"{directory}: no evaluation yet")
     except (PfedlmsError, KeyError, TypeError) as error:  # of another version, or cut off
-        left_out.append(str(error) if isinstance(error, PfedlmsError) else f"{directory}: cannot be read ({error!r})")
+        why = str(error) if isinstance(error, PfedlmsError) else f"cannot be read ({error!r})"
+        left_out.append(why if why.startswith(str(directory)) else f"{directory}: {why}")
     return []

@@ -142,8 +142,8 @@ class Callbacks:
     @staticmethod
     def _call(callback: Any, name: str, *arguments: Any) -> None:
         method = getattr(callback, name, None)
-        if method is not None:
-            method(*arguments)
+        if method is not None:  # it may take entries out of a record, which the run still needs
+            method(*(dict(value) if isinstance(value, Mapping) else value for value in arguments))
 
 
 @contextmanager

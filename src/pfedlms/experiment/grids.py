@@ -34,7 +34,7 @@ from pfedlms.experiment.problem import Problem
 from pfedlms.experiment.runs import Run
 from pfedlms.experiment.studies import Axes, Study
 from pfedlms.methods import METHODS, Method
-from pfedlms.report.runs import MEASURES
+from pfedlms.report.runs import check_measure
 from pfedlms.settings import parse, to_python_number, type_name
 
 EXPECTED = "expected methods like fedavg, pfedlms:thresholds=1 or stc:sparsity=0.05:sparsity_down=0.1"
@@ -119,8 +119,7 @@ def _planned_study(runs: list[Run], axes: Axes, by: str | None, problems: list[s
     validated = all(run.config.data.validation > 0 for run in runs)
     by = by or ("v_acc" if validated else "p_acc")
     unshared = [run.config.method for run in runs if METHODS[run.config.method].global_model is Method.global_model]
-    if by not in MEASURES:
-        raise ConfigError([f"by: got {by!r}, expected one of: v_acc, p_acc, g_acc"])
+    check_measure(by)
     if by == "v_acc" and not validated:
         raise ConfigError(["by: got v_acc, but data.validation is 0; set samples aside with data.validation=0.1"])
     if by == "g_acc" and unshared:

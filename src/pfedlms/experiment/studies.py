@@ -97,6 +97,7 @@ class Study:
         """The study in the form that tables, figures and the report take."""
         kind = "Sweep" if self.axes else "Comparison"
         title = self.directory.name if self.directory else kind
+        reported.check_measure(by or self.by)
         return reported.Section(title, self.runs, kind, self.axes, by or self.by)
 
     def cells(self, by: str | None = None) -> list[dict[str, Any]]:

@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Protocol, TypeVar
 
+from pfedlms.errors import ConfigError
+
 MIB = 1 << 20
 LOCAL, REFERENCE = "local", "fedavg"
 """The methods against which gains of clients and savings of bytes are measured."""
@@ -17,6 +19,13 @@ MEASURES = {
     "g_acc": ("G-acc", "global_accuracy"),
 }
 """Each measure of metrics.jsonl: its name for people, and its key in summary.json."""
+
+
+def check_measure(by: str) -> None:
+    if by not in MEASURES:
+        raise ConfigError([f"by: got {by!r}, expected one of: v_acc, p_acc, g_acc"])
+
+
 _NOT_COMPARED = ("run.out", "run.seed", "method.name")
 Settings = Mapping[str, Mapping[str, Any]]
 Item = TypeVar("Item")
