@@ -71,6 +71,13 @@ def test_adamw_sparse_evaluation_and_limited_weights(method: str, tmp_path: Path
     assert free.metrics[-1]["test_loss"] != simulate(config).metrics[-1]["test_loss"]
 
 
+def test_any_width_and_batch(tmp_path: Path) -> None:
+    """`run.cohort_size = 1`, as in all these tests. Stacked clients may differ here in the last bit: BLAS rounds products
+    of small matrices by where they begin in memory."""
+    shape = {"model": {"hidden": 33}, "train": {"batch_size": 3}}
+    check(make_config("pfedlms", tmp_path / "run", **shape), tmp_path)
+
+
 def test_a_run_can_be_extended(tmp_path: Path) -> None:
     """Two rounds, then three more, equal five at once, except that the first end asked for no messages."""
     for method in ("sketchvote", "pfedlms", "obda"):

@@ -31,7 +31,7 @@ from pfedlms.cohort import Cohort
 from pfedlms.engine import aggregation
 from pfedlms.engine import simulate as engine_simulate
 from pfedlms.engine.federation import Federation
-from pfedlms.errors import WireError
+from pfedlms.errors import QuorumError, WireError
 from pfedlms.methods import METHODS, Method
 from pfedlms.wire import Message
 from pfedlms.wire.frames import SERVER, Intake, frame
@@ -219,6 +219,18 @@ def test_max_scale_does_not_change_ordinary_runs(method: str) -> None:
     states = [played(federation_of(method, digits(5), max_scale=bound), 4).state() for bound in (0.0, 100.0)]
     assert all((states[0]["server"][name] == value).all() for name, value in states[1]["server"].items())
     assert (states[0]["params"] == states[1]["params"]).all()
+
+
+def test_a_round_in_which_every_message_is_too_large_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With four scales of ten clients, each client may have the largest of one. Room for one message: groups that are
+    empty once messages are left out are not added up."""
+    monkeypatch.setattr(aggregation, "BUFFER_BYTES", 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        some = played(federation_of("eden", digits(5), max_scale=1.1, quorum=0.0, cohort_size=1), 2)
+        assert some.state()["params"].isfinite().all()
+        with pytest.raises(QuorumError, match=r"all 5 messages were left out.* = 0\.01 times.*raise train\.max_scale"):
+            played(federation_of("eden", digits(5), max_scale=0.01, quorum=0.0), 1)
 
 
 def test_outliers_by_hand() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from pfedlms.aggregate import limit_weights, outliers
 from pfedlms.backend import to_host
 from pfedlms.cohort import Tensors
-from pfedlms.errors import DecodeError
+from pfedlms.errors import DecodeError, QuorumError
 from pfedlms.methods.contract import Exchange, FieldMeans
 from pfedlms.wire.codec import Buffer
 from pfedlms.wire.frames import Intake, Received, ReceivedRows
@@ -167,8 +167,13 @@ class Aggregation:
                     text = f"{part.name} is more than train.max_scale = {self._max_scale:g} times the others'"
                     self.too_large.setdefault(ids[row], text)
         if self.too_large:
-            for index, messages in enumerate(self._waiting):
-                self._waiting[index] = _select(*messages, [client not in self.too_large for client in messages[0]])
+            kept = (_select(*each, [client not in self.too_large for client in each[0]]) for each in self._waiting)
+            self._waiting = [messages for messages in kept if messages[0]]
+            if not self._waiting:
+                raise QuorumError(
+                    f"round {self._round + 1}: all {len(ids)} messages were left out, each with a number more than "
+                    f"train.max_scale = {self._max_scale:g} times the others'; raise train.max_scale"
+                )
 
 
 def _select(ids: list[int], samples: list[int], values: Tensors, which: list[bool]) -> Messages:

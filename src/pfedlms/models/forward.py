@@ -26,6 +26,8 @@ from pfedlms.models.stacked import Stacked, copied, why_not_stackable
 # results do not depend on how clients are grouped.
 _LOOP_ON_CPU = (_ConvNd, _NormBase, nn.GroupNorm, nn.LayerNorm, nn.RNNBase, nn.MultiheadAttention)
 
+_ALIGNMENT = 64  # bytes, of PyTorch's tensors on a CPU
+
 Loss = Callable[[Tensor, Tensor | None, Tensor, slice], tuple[Tensor, list[Tensor], list[Tensor]]]
 """What a training step minimises. Arguments: outputs `[clients, batch, classes]`, features and labels `[clients,
 batch]` of some rows of the cohort, and these rows. Results: each client's loss, the tensors from which the backward
@@ -114,7 +116,8 @@ class CohortModel:
 
         def run_rows(runner: Runner, rows: slice) -> tuple[Tensor, Tensor | None]:
             own_buffers = {name: value[rows] for name, value in buffers.items()}
-            inputs = Pass(self._by_name(params[rows]), {}, dict(own_buffers), x[rows], training, features)
+            own = self._by_name(_rows(params, rows))
+            inputs = Pass(own, {}, dict(own_buffers), _rows(x, rows), training, features)
             results = self._forward_pass(runner, inputs)
             _store_assigned(own_buffers, inputs.buffers)
             return results
@@ -131,13 +134,14 @@ class CohortModel:
 
         @torch.enable_grad()  # the caller may have switched it off
         def run_rows(runner: Runner, rows: slice) -> Tensor:
-            leaves = {name: value.detach().requires_grad_() for name, value in self._by_name(params[rows]).items()}
+            own = self._by_name(_rows(params, rows))
+            leaves = {name: value.detach().requires_grad_() for name, value in own.items()}
             own_buffers = {name: value[rows] for name, value in buffers.items()}
             places = self._by_name(out[rows])
             # On a CPU a batched product that writes into a strided tensor takes one client after another. Compared to
             # a product and a copy this is slightly faster on one thread, and up to three times slower on several.
             direct = places if out.is_cuda or runner.has_short_operators(rows.stop - rows.start) else {}
-            inputs = Pass(leaves, direct, dict(own_buffers), x[rows], True, features)
+            inputs = Pass(leaves, direct, dict(own_buffers), _rows(x, rows), True, features)
             outputs, seen = self._forward_pass(runner, inputs)
             losses, roots, slopes = loss(outputs, seen, y[rows], rows)
             # Clients share no parameters, so every row is the gradient of one client's loss.
@@ -176,6 +180,13 @@ class CohortModel:
             # A buffer that a call has made is the same for all clients.
             result[name] = values.get(aliases.get(id(value), name), value).detach().cpu().clone()
         return result
+
+
+def _rows(values: Tensor, rows: slice) -> Tensor:
+    """Some clients' rows. One client's row on a CPU begins where a tensor of its own would: how products of small
+    matrices are rounded depends on where in memory they begin, and so would results on the clients beside it."""
+    own = values[rows]
+    return own if len(own) > 1 or own.is_cuda or own.data_ptr() % _ALIGNMENT == 0 else own.clone()
 
 
 def _store_assigned(buffers: Values, after: Values) -> None:
