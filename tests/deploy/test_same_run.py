@@ -72,8 +72,8 @@ def test_adamw_sparse_evaluation_and_limited_weights(method: str, tmp_path: Path
 
 
 def test_any_width_and_batch(tmp_path: Path) -> None:
-    """`run.cohort_size = 1`, as in all these tests. Stacked clients may differ here in the last bit: BLAS rounds products
-    of small matrices by where they begin in memory."""
+    """Clients train alone, as in all these tests (`run.cohort_size = 1`). Stacked ones may differ here in the last bit:
+    BLAS rounds products of small matrices by where they begin in memory."""
     shape = {"model": {"hidden": 33}, "train": {"batch_size": 3}}
     check(make_config("pfedlms", tmp_path / "run", **shape), tmp_path)
 
