@@ -262,6 +262,28 @@ def test_classes_without_samples_are_counted(labels: Any, numbers: Any, classes:
     assert (pool.classes, pool.names) == (classes, names)
 
 
+@pytest.mark.parametrize(
+    ("targets", "classes"),
+    [
+        ([Y + 1], 0),
+        ([np.array([0, 5000, 90000])[Y]], 0),
+        ([Y, -Y - 1], 0),
+        ([-Y - 1, Y], 0),
+        ([Y, Y + 1.5], 0),
+        ([Y, Y + 7], 10),
+        ([Y > 0], 2),
+        ([TEXTS], 3),
+    ],
+    ids=["from 1", "large", "negative last", "negative first", "floats last", "class numbers", "booleans", "names"],
+)
+def test_a_loss_of_its_own_gets_whole_numbers_as_they_are(targets: list[Any], classes: int) -> None:
+    """They may be numbers to be predicted: 1 to 5 stars must not become 0 to 4."""
+    pool = read([(X, own) for own in targets], any_targets=True)
+    assert pool.classes == classes
+    if np.asarray(targets[0]).dtype.kind != "U":
+        assert pool.y.tolist() == np.concatenate(targets).tolist()
+
+
 def test_classes_are_numbered_over_all_clients() -> None:
     """One client has cats and eels, the other only dogs."""
     first, second = Y != 1, Y == 1

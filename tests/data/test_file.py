@@ -99,7 +99,7 @@ def test_a_column_of_row_numbers_is_left_out(write: Write, index: str, tmp_path:
         (["١", "1", " 1"], [2, 1, 0], (" 1", "1", "١")),
         ([True, False, True], [1, 0, 1], ("False", "True")),
         (["b", "10", "9"], [2, 0, 1], ("10", "9", "b")),
-        ([2**62 + 1, 2**62, 0], [2, 1, 0], ("0", str(2**62), str(2**62 + 1))),  # equal as floats
+        ([2**62 + 1, 2**62, 1], [2, 1, 0], ("1", str(2**62), str(2**62 + 1))),  # equal as floats
     ],
 )
 @csv_and_parquet
@@ -275,6 +275,13 @@ BROKEN = [
     ("t.json", b"{", "not LEAF's JSON .* expected user_data with x and y for each user"),
     ("t.json", LEAF_OF % b"[[1]]", "not LEAF's JSON .KeyError: 'y'."),
     ("t.json", LEAF_OF % b'[[1], [2, 3]], "y": [0, 1]', "column 'x': must be arrays"),
+    ("t.json", LEAF_OF % b'[[1], [2]], "y": [0]', "user 'a': got 2 x and 1 y, expected as many of each"),
+    (
+        "t.json",
+        LEAF_OF.replace(b"{", b'{"users": ["b"], ', 1) % b'[[1]], "y": [0]',
+        "got user 'a' only in one of users",
+    ),
+    ("t.json", LEAF_OF % b'["good film", "bad"], "y": ["pos", "neg"]', "got texts with y such as 'pos', expected the"),
     ("t.json", LEAF_OF % b'["to be", "or"], "y": ["t", "n"]', "too little text for 2 windows .*'a': 10 tokens"),
     ("t.jsonl", b'{"x": [1], "y": 0}\nnothing\n', "t.jsonl, line 2: got b'nothing', expected JSON"),
     ("t.jsonl", b'{"x": [1], "y": 0}\n{"x": [1]}\n', "line 2: got .* an object with x, y"),
@@ -284,6 +291,12 @@ BROKEN = [
     ("t.npz", b"PK\x03\x04 half of it", "as arrays"),
     ("t.parquet", b"PAR1 something else", r"not a whole Parquet file \(.*\); write or fetch the file again"),
 ]
+
+
+def test_class_numbers_with_gaps_are_named(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,label\n1,0\n2,3\n3,5\n")
+    with pytest.warns(DataWarning, match="labels are 0, 3, 5, some numbers between them are missing; .* in this order"):
+        assert read(tmp_path / "t.csv").y.tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("name", "content", "message"), BROKEN)

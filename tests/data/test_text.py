@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -117,6 +118,19 @@ def test_a_file_of_text_is_cut_into_windows(name: str, tmp_path: Path) -> None:
     assert (pool.names, pool.client_names) == (expected.names, expected.client_names)
     assert (pool.x.tolist(), pool.y.tolist()) == (expected.x.tolist(), expected.y.tolist())
     assert texts(tmp_path / name, window=4).x.tolist() == expected.x.tolist()
+
+
+@pytest.mark.parametrize("stride", [1, 2, 5, 10])
+def test_windows_of_leaf_become_the_text_they_were_cut_from(stride: int, tmp_path: Path) -> None:
+    """Ten characters each; without an overlap they cannot be joined, and a warning says so."""
+    text = "".join(chr(97 + i * i % 26) for i in range(111))
+    starts = range(0, 101, stride)
+    cut = {"x": [text[i : i + 10] for i in starts], "y": [text[i + 10] for i in starts]}
+    (tmp_path / "t.json").write_text(json.dumps({"user_data": {"a": cut}}))
+    with pytest.warns(DataWarning) if stride == 10 else nullcontext():
+        pool = load_pool(f"file:{tmp_path / 't.json'}", windows=Windows(length=55))
+    found = "".join(pool.names[token] for token in pool.x[:2].flatten())
+    assert (found == text[:110]) == (stride < 10)
 
 
 def test_a_text_column_beside_labels_can_be_named(tmp_path: Path) -> None:

@@ -40,6 +40,26 @@ def accuracy(model: nn.Module, x: Any, y: Any) -> float:
     return 100 * float((scores.argmax(1).numpy() == np.asarray(y)).mean())
 
 
+@pytest.mark.parametrize("kind", ["file", "list"])
+def test_clients_keep_their_names_where_others_are_newcomers(kind: str, tmp_path: Path) -> None:
+    """Clients 0 to 9; the feature of a sample is its client."""
+    rows = [(client, label % 2) for client in range(10) for label in range(12)]
+    (tmp_path / "t.csv").write_text("client,f,y\n" + "".join(f"{client},{client},{y}\n" for client, y in rows))
+    given = [(np.full((12, 1), client, np.float32), np.arange(12) % 2) for client in range(10)]
+    source = f"file:{tmp_path / 't.csv'}" if kind == "file" else given
+    run = pfedlms.run(source, nn.Linear(1, 2), method="local", newcomers=0.3, rounds=1, local_steps=1, progress=False)
+    data, newcomers = run.federation.data, run.summary["newcomers"]["names"]
+    assert sorted([*run.client_names, *newcomers]) == sorted(map(str, range(10)))
+    assert [int(data.x[own][0]) for own in data.train] == list(map(int, run.client_names))
+    assert [int(data.x[own][0]) for own, _ in data.newcomers] == list(map(int, newcomers))
+    shifted = next(k for k, name in enumerate(run.client_names) if name != str(k))
+    name = run.client_names[shifted]
+    assert torch.equal(run.model(name).weight, run.models[shifted]["weight"])
+    if name in map(str, range(len(data.train))):
+        with pytest.raises(UsageError, match=rf"client: got {name}, which is the number of client .* and the name of"):
+            run.model(int(name))
+
+
 @pytest.mark.parametrize(("method", "participation"), [("fedavg", 1.0), ("fedavg", 0.3), ("local", 0.3)])
 def test_newcomers_are_measured_as_by_a_plain_loop(method: str, participation: float, tmp_path: Path) -> None:
     """fedavg: the exported shared model, then E steps from it. local: w⁰, then E steps from it."""

@@ -48,6 +48,8 @@ class FederatedData:
     """For text: what a token is. Then `y: [samples, length]` is the next token at each position."""
     newcomers: tuple[tuple[Indices, Indices], ...] = ()
     """Train and test indices of each client that takes no part in the run."""
+    newcomer_names: tuple[str, ...] = ()
+    """Their names, where the data say which client is which."""
 
     @property
     def clients(self) -> int:
@@ -120,17 +122,22 @@ def partitioned(pool: Pool, how: Partitioning) -> FederatedData:
     test, and the share `how.validation` of train is held out. Clients that were given one by one keep their samples."""
     if pool.client_indices:
         data = from_client_indices(pool, pool.client_indices, how.seed, how.validation)
-        return _separate_newcomers(replace(data, client_names=pool.client_names), how)
+        names = pool.client_names or tuple(map(str, range(data.clients)))
+        return _named(_separate_newcomers(replace(data, client_names=names), how))
     scheme = pool.resolve_scheme(how.scheme)
     if pool.tokens and scheme != "given":
         raise DataError(f"data.partition: got {how.scheme!r}, but text belongs to its clients; leave it out")
     least = max(2, how.min_samples)
     sets = assign(pool.strata, replace(how, scheme=scheme, min_samples=least), pool.owner, pool.client_names)
     names = pool.client_names if scheme == "given" else ()
-    if all(name == str(client) for client, name in enumerate(names)):  # which says no more than the number
-        names = ()
     data = from_client_indices(pool, sets, how.seed, how.validation)
-    return _separate_newcomers(replace(data, client_names=names, scheme=scheme), how)
+    return _named(_separate_newcomers(replace(data, client_names=names, scheme=scheme), how))
+
+
+def _named(data: FederatedData) -> FederatedData:
+    """The data without names of clients that say no more than their numbers."""
+    trivial = all(name == str(client) for client, name in enumerate(data.client_names))
+    return replace(data, client_names=()) if trivial else data
 
 
 def _separate_newcomers(data: FederatedData, how: Partitioning) -> FederatedData:
@@ -149,7 +156,12 @@ def _separate_newcomers(data: FederatedData, how: Partitioning) -> FederatedData
     remaining: dict[str, Any] = {
         name: tuple(getattr(data, name)[client] for client in clients) for name in parts if getattr(data, name)
     }
-    return replace(data, **remaining, newcomers=tuple((data.train[client], data.test[client]) for client in newcomers))
+    return replace(
+        data,
+        **remaining,
+        newcomers=tuple((data.train[client], data.test[client]) for client in newcomers),
+        newcomer_names=tuple(data.client_names[client] for client in newcomers) if data.client_names else (),
+    )
 
 
 def from_client_indices(

@@ -65,6 +65,13 @@ def read_file(
         columns[name] = as_array(values, f"{path}, column {name!r}:")
     x = _samples(path, columns, labels, clients)
     y, names = _number_column(path, columns, labels, "label")
+    if names[0] == "0" and names[-1].isdecimal() and int(names[-1]) >= len(names):
+        warnings.warn(
+            f"{path}: labels are {', '.join(names[:5])}{', …' * (len(names) > 5)}, some numbers between them are "
+            "missing; the model's outputs are these classes in this order, not numbered by the labels",
+            DataWarning,
+            stacklevel=3,
+        )
     owner, client_names = _number_column(path, columns, clients, "client") if clients else (None, ())
     if x.dtype == np.uint8 and x.ndim in (3, 4):
         x, mean, std = normalise(_channels_first(x), mean, std)
@@ -184,11 +191,11 @@ def _number_column(path: Path, columns: Columns, name: str, what: str) -> tuple[
 
 
 def _channels_first(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Images `[n, h, w]`, `[n, h, w, channels]` or `[n, channels, h, w]` as the last of these. An axis of 1 or 3 is
+    """Images `[n, h, w]`, `[n, h, w, channels]` or `[n, channels, h, w]` as the last of these. An axis of 1, 3 or 4 is
     that of the channels."""
     if images.ndim == 3:
         return images[:, np.newaxis]
-    last = images.shape[3] in (1, 3) and images.shape[1] not in (1, 3)
+    last = images.shape[3] in (1, 3, 4) and images.shape[1] not in (1, 3, 4)
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2)) if last else images
 
 
@@ -270,27 +277,50 @@ def _read_parquet(path: Path) -> Columns:
 
 def _read_leaf(path: Path) -> Columns:
     """`{"users": [...], "user_data": {user: {"x": [...], "y": [...]}}}`, the layout of the LEAF benchmark. If x are
-    texts, each with the characters that follow it as y, they are joined to the running text of each user."""
+    texts, each with the character that follows it as y, they are joined to the running text of each user."""
     try:
-        users = json.loads(read_contents(path))["user_data"]
+        content = json.loads(read_contents(path))
+        users = content["user_data"]
+        listed = set(content.get("users", users))
         x, y = ([sample for user in users.values() for sample in user[part]] for part in ("x", "y"))
-        if x and all(isinstance(sample, str) for sample in (*x, *y)):
-            return {"client": list(users), "text": [_running_text(user["x"], user["y"]) for user in users.values()]}
-        return {"x": x, "y": y, "client": [name for name, user in users.items() for _ in user["y"]]}
+        sizes = {name: (len(user["x"]), len(user["y"])) for name, user in users.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{path}: not LEAF's JSON ({type(error).__name__}: {error}), expected user_data with x and y for each user"
         ) from error
+    if differing := sorted(map(str, listed ^ set(users))):
+        raise DataError(f"{path}: got user {differing[0]!r} only in one of users and user_data, expected it in both")
+    for name, (samples, labels) in sizes.items():
+        if samples != labels:
+            raise DataError(f"{path}, user {name!r}: got {samples} x and {labels} y, expected as many of each")
+    if not x or not all(isinstance(sample, str) for sample in (*x, *y)):
+        return {"x": x, "y": y, "client": [name for name, (samples, _) in sizes.items() for _ in range(samples)]}
+    if longer := [following for following in y if len(following) != 1]:
+        raise DataError(
+            f"{path}: got texts with y such as {longer[0]!r}, expected the one character that follows each; turn text "
+            "that is to be classified into numbers first"
+        )
+    return {"client": list(users), "text": [_running_text(path, user["x"], user["y"]) for user in users.values()]}
 
 
-def _running_text(inputs: list[str], targets: list[str]) -> str:
-    """The text from which windows were cut. A window that does not continue the one before begins on a new line."""
+def _running_text(path: Path, inputs: list[str], targets: list[str]) -> str:
+    """The text from which windows were cut. A window that shares less than half of itself with the one before begins on
+    a new line; with a warning, if that is most of them."""
     pieces: list[str] = []
-    before = ""
+    before, breaks = "", 0
     for window, following in zip(inputs, targets, strict=True):
-        continues = before and window == before[len(before) - len(window) :]
-        pieces.append(following if continues else "\n" * bool(pieces) + window + following)
+        lengths = range(min(len(window), len(before)), max(0, (len(window) - 1) // 2), -1)
+        shared = next((length for length in lengths if before.endswith(window[:length])), 0)
+        breaks += not shared and bool(pieces)
+        pieces.append("\n" * (not shared and bool(pieces)) + window[shared:] + following)
         before = window + following
+    if breaks > len(inputs) // 2:
+        warnings.warn(
+            f"{path}: most windows of text share less than half of themselves with the one before, so each of these "
+            "begins on a new line; give running text if that is wrong",
+            DataWarning,
+            stacklevel=2,
+        )
     return "".join(pieces)
 
 

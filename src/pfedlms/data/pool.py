@@ -97,11 +97,12 @@ class Pool:
 
 def build_pool(parts: Sequence[tuple[str, Any, Any]], names: Sequence[str] = (), any_targets: bool = False) -> Pool:
     """One pool of several parts, validated. Each part is (its name in error messages, samples, labels); `names` are
-    those of the classes, where they are known. With `any_targets`, for a custom loss, labels need not be classes."""
+    those of the classes, where they are known. With `any_targets`, for a custom loss, labels need not be classes, and
+    whole numbers are never renumbered."""
     where = [part[0] for part in parts]
     samples = [_as_numbers(x, name) for name, x, _ in parts]
     labels: list[NDArray[Any]]
-    if any_targets and not _are_classes(parts[0][2]):
+    if any_targets and not _are_classes([y for _, _, y in parts]):
         labels, classes, names = [_as_numbers(y, name, "targets") for name, _, y in parts], 0, ()
     else:
         labels, classes, names = _class_labels([(name, y) for name, _, y in parts], names)
@@ -192,10 +193,18 @@ def _pixels(image: Any, name: str) -> NDArray[np.float32]:
 # --- labels ---
 
 
-def _are_classes(y: Any) -> bool:
-    """Whether targets are labels of classes: a vector of whole numbers from 0 on, booleans or names."""
-    raw = np.asarray(y)
-    return raw.ndim == 1 and raw.dtype.kind in "iubUSO" and not (raw.dtype.kind == "i" and bool((raw < 0).any()))
+def _are_classes(targets: Sequence[Any]) -> bool:
+    """Whether the targets of all parts are labels of classes: vectors of booleans, of names, or of class numbers."""
+    columns = [np.asarray(y) for y in targets]
+    if any(column.ndim != 1 or column.dtype.kind not in "iubUSO" for column in columns):
+        return False
+    numbers = [column for column in columns if column.dtype.kind in "iu" and len(column)]
+    return not numbers or _are_class_numbers(np.concatenate(numbers))
+
+
+def _are_class_numbers(labels: NDArray[Any]) -> bool:
+    """Whether whole numbers are class numbers, from 0 on; some of them may be missing in between."""
+    return bool(labels.min() == 0 and labels.max() < max(_MAX_CODE, len(labels)))
 
 
 def _class_labels(
@@ -227,7 +236,7 @@ def _class_labels(
                 )
         return columns, len(names), tuple(names)
     labels = np.concatenate(columns)
-    if kind == "numbers" and labels.min() == 0 and labels.max() < max(_MAX_CODE, len(labels)):
+    if kind == "numbers" and _are_class_numbers(labels):
         return columns, int(labels.max()) + 1, ()
     numbers, values = number_values(labels)
     return np.split(numbers, np.cumsum([len(column) for column in columns])[:-1]), len(values), values

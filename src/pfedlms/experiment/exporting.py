@@ -144,8 +144,12 @@ def _device_data(pool: Pool, like: FederatedData, summary: Mapping[str, Any]) ->
     names = tuple(summary.get("classes") or map(str, range(like.classes)))
     if pool.tokens and pool.names != names:
         raise DataError("data: got another vocabulary than the run's; pass the text itself, or vocabulary=run.classes")
+    if not like.classes and pool.names:
+        raise DataError(f"data: got the classes {', '.join(pool.names)}, expected numbers, as the run had")
     if like.classes and not pool.tokens:
         pool = replace(pool, y=class_numbers(pool, names), classes=len(names), names=names)
+    elif not like.classes:
+        pool = replace(pool, classes=0)
     train = np.arange(len(pool.y))
     x, y = torch.from_numpy(pool.x), torch.from_numpy(pool.y)
     return FederatedData(x, y, (train,), (train,), pool.classes, names=pool.names, tokens=pool.tokens)
@@ -205,10 +209,17 @@ def _data_without_samples(checkpoint: Mapping[str, Any]) -> FederatedData:
 
 
 def client_number(client: int | str, summary: Mapping[str, Any]) -> int:
-    """The number of a client, given by name or number. Names come first, since a name may look like a number."""
+    """The number of a client, given by name or number. A text is a name first, since a name may look like a number. A
+    number that is also another client's name is refused."""
     names, clients = list(summary.get("client_names", [])), summary["clients"]
     if str(client) in names:
-        return names.index(str(client))
+        number = names.index(str(client))
+        if not isinstance(client, str) and client != number and 0 <= client < clients:
+            raise UsageError(
+                f"client: got {client}, which is the number of client {names[client]!r} and the name of client number "
+                f"{number}; give the name as text, {str(client)!r}, or run.client_names[{client}]"
+            )
+        return number
     if str(client).isdecimal() and int(client) < clients:
         return int(client)
     by_name = f", or a name: {did_you_mean(str(client), names)}" if names else ""

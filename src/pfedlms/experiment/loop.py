@@ -210,7 +210,9 @@ class ActiveRun(RunInfo):
 
     def _newcomers(self) -> dict[str, Any]:
         """Measures of the clients held out of the run, before and after their first local steps."""
-        results: dict[str, Any] = {"clients": len(self.federation.data.newcomers)}
+        data = self.federation.data
+        results: dict[str, Any] = {"clients": len(data.newcomers)}
+        results |= {"names": list(data.newcomer_names)} if data.newcomer_names else {}
         for name, measured in zip(("before", "after"), self.federation.evaluate_newcomers(), strict=True):
             results |= {name: measured.accuracy, f"{name}_loss": measured.loss}
             results |= {f"{name}_perplexity": measured.perplexity} if self._has_perplexity else {}
