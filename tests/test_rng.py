@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,21 @@ from pfedlms import rng
 
 MASK = (1 << 64) - 1
 KEYS = st.integers(0, MASK)
+
+
+def test_generators_of_the_user_are_seeded_and_restored() -> None:
+    def draws() -> list[float]:
+        return [float(torch.rand(1)), float(np.random.rand()), random.random()]
+
+    cpu, kept = torch.device("cpu"), rng.generators_state()
+    with rng.forked_generators(cpu, 5):
+        first = draws()
+        assert rng.generators_state() != kept
+    assert rng.generators_state() == kept
+    with rng.forked_generators(cpu, 5):
+        assert draws() == first
+    with rng.forked_generators(cpu, 6):
+        assert not set(draws()) & set(first)
 
 
 def test_fnv1a_has_its_published_values() -> None:

@@ -14,7 +14,10 @@ Words depend on their index alone, so any part of a stream can be computed anywh
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import pickle
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -165,7 +168,26 @@ def generator(key: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=key))
 
 
-def forked_generators(device: torch.device) -> AbstractContextManager[None]:
-    """A context after which PyTorch's own generators, from which the user's code may draw, are as before it: that of
-    the CPU, and of `device` if that is a GPU."""
-    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+@contextmanager
+def forked_generators(device: torch.device, seed: int | None = None) -> Iterator[None]:
+    """A context after which the generators from which the user's code may draw are as before it: those of PyTorch, on
+    the CPU and on `device` if that is a GPU, of NumPy and of Python. With a `seed` they start from it."""
+    kept = np.random.get_state(), random.getstate()
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            if seed is not None:
+                torch.default_generator.manual_seed(seed % (1 << 63))
+                np.random.seed(seed % (1 << 32))
+                random.seed(seed)
+                if device.type == "cuda":
+                    with torch.cuda.device(device):
+                        torch.cuda.manual_seed(seed % (1 << 63))
+            yield
+    finally:
+        np.random.set_state(kept[0])
+        random.setstate(kept[1])
+
+
+def generators_state() -> tuple[Any, ...]:
+    """What changes when something is drawn on the host from the generators that `forked_generators` keeps."""
+    return torch.random.get_rng_state().tolist(), pickle.dumps(np.random.get_state()), random.getstate()

@@ -3,17 +3,47 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 import factories
+import pfedlms
 from factories import played, small_data, small_module
 from pfedlms.errors import DivergedError
 from pfedlms.methods import METHODS
 
 federation = partial(factories.federation, module=small_module(), local_steps=2, batch_size=8)
+
+
+class BatchStatistics(nn.Module):
+    """Batch norm without running statistics: in evaluation, too, an output depends on the whole batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(64, track_running_stats=False), nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.head(self.norm(x.flatten(1)))
+
+
+@pytest.mark.parametrize("method", ["local", "fedavg", "fedproto"])
+def test_clients_of_different_sizes_are_measured_on_their_own_samples_alone(method: str) -> None:
+    """Padding would be in the statistics of small clients; clients one by one have none."""
+    settings: dict[str, Any] = {"rounds": 2, "clients": 5, "alpha": 0.5, "local_steps": 2, "batch_size": 8}
+    runs = [pfedlms.run("digits", BatchStatistics, method=method, cohort_size=size, **settings) for size in (0, 1)]
+    assert len({len(own) for own in runs[0].federation.data.test}) > 1
+    for stacked, alone in zip(*(run.metrics for run in runs), strict=True):
+        assert stacked["client_acc"] == alone["client_acc"]
+        assert stacked["test_loss"] == pytest.approx(alone["test_loss"], rel=1e-6)
+    held = runs[0].federation.data
+    for client, own in enumerate(held.test):
+        with torch.no_grad():
+            right = runs[0].model(client)(held.x[own]).argmax(1) == held.y[own]
+        assert runs[0].metrics[-1]["client_acc"][client] == pytest.approx(100 * right.float().mean().item())
 
 
 def test_the_loss_of_a_round_is_weighted_by_samples() -> None:

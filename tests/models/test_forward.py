@@ -559,6 +559,39 @@ def test_a_call_that_writes_into_its_parameters_is_refused(layer: nn.Module) -> 
         check_trains(nn.Sequential(layer), x)
 
 
+class Centred(nn.Linear):
+    """Subtracts a running mean of its samples."""
+
+    def __init__(self, persistent: bool) -> None:
+        super().__init__(12, 4)
+        self.register_buffer("mean", torch.zeros(12), persistent=persistent)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
+        return super().forward(x - self.mean)
+
+
+class Positional(nn.Linear):
+    """Makes a table at its first call, which is the same for all samples."""
+
+    def __init__(self) -> None:
+        super().__init__(12, 4)
+        self.register_buffer("table", torch.zeros(12), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.table = torch.arange(x.shape[1]).float()
+        return super().forward(x + self.table)
+
+
+def test_a_buffer_that_training_changes_must_be_persistent() -> None:
+    """Else the models that a run returns would be without it. One that does not depend on samples is made anew."""
+    x = normal(BATCH, 12).float()
+    check_trains(Centred(persistent=True), x)
+    check_trains(Positional(), x)
+    with pytest.raises(UsageError, match=r"changes its buffer mean, which is not persistent.* persistent=True"):
+        check_trains(Centred(persistent=False), x)
+
+
 def test_local_steps_have_gradients_where_the_caller_has_switched_them_off() -> None:
     model = CohortModel(dnn(), CPU)
     cohort, x = model.cohort((0, 1, 2), (1, 1, 1)), normal(CLIENTS, BATCH, 12).float()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -42,6 +43,17 @@ class Uncopyable(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self.convolution(x)
+
+
+class Noisy(nn.Module):
+    """Draws from NumPy, whose generator all threads share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = convolutional()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.convolution(x) + np.random.rand()
 
 
 def hooked() -> nn.Module:
@@ -99,7 +111,7 @@ def test_clients_run_on_several_threads(monkeypatch: pytest.MonkeyPatch) -> None
     assert not outputs.requires_grad
 
 
-@pytest.mark.parametrize("module", [convolutional(nn.Dropout(0.5)), Counting(), hooked(), Uncopyable()])
+@pytest.mark.parametrize("module", [convolutional(nn.Dropout(0.5)), Counting(), Noisy(), hooked(), Uncopyable()])
 def test_clients_run_one_after_another_where_their_order_matters(module: nn.Module) -> None:
     runner = Step(module, CLIENTS, 2).model._runner
     assert isinstance(runner, OneByOne)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -332,6 +332,10 @@ class LocalWorker:
     def class_features(self, cohort: Cohort) -> tuple[Tensor, Tensor]:
         """See `ClientWork`."""
         clients, classes = len(cohort.ids), self._data.classes
+        if self._must_not_pad(cohort, self._data.train):
+            alone = [self.class_features(cohort.rows(slice(row, row + 1))) for row in range(clients)]
+            means, sizes = zip(*alone, strict=True)
+            return torch.cat(means), torch.cat(sizes)
         device = cohort.params.device
         sums = torch.zeros(clients, classes, self._model.feature_size, device=device)
         counts = torch.zeros(clients, classes, device=device)
@@ -356,6 +360,11 @@ class LocalWorker:
         """Correct predictions (or summed scores) and summed loss of each client's `params` on its own samples of
         `split`, with its own running statistics."""
         self._data.prefetch(cohort.ids)
+        if self._must_not_pad(cohort, split):
+            rows = [slice(row, row + 1) for row in range(len(cohort.ids))]
+            every = params.expand_as(cohort.params)
+            scores, losses = zip(*(self.evaluate(cohort.rows(row), every[row], split) for row in rows), strict=True)
+            return torch.cat(scores), torch.cat(losses)
         indices = self._indices_of(cohort.ids, split)
         stripped = replace(cohort.without_round_values(), state={}, params=params.expand_as(cohort.params))
         results = torch.empty(len(cohort.ids), 2, dtype=torch.float64, device=cohort.params.device)
@@ -372,6 +381,24 @@ class LocalWorker:
         with self._seeded(cohort, "evaluation"):
             for_each_in_threads(measure, self._model.parts(len(cohort.ids)))
         return results[:, 0].to(self._score_dtype), results[:, 1]
+
+    def _must_not_pad(self, cohort: Cohort, split: Sequence[Indices]) -> bool:
+        """Whether clients must be evaluated one by one: they have different numbers of samples, and an output depends
+        on the other samples of its batch, among which there would be padding."""
+        return len({len(split[client]) for client in cohort.ids}) > 1 and self._mixes_samples
+
+    @cached_property
+    def _mixes_samples(self) -> bool:
+        """Whether outputs depend on the other samples of the batch also in evaluation, as with batch norm without
+        running statistics: those of three samples, alone and with a fourth one, differ by more than rounding."""
+        cohort = self._model.cohort((0,), (1,))
+        x = self._samples_at(torch.arange(4, device=self._data.x.device).unsqueeze(0) % len(self._data.x))
+        outputs = []
+        for batch in (x[:, :3], x):
+            with torch.no_grad(), self._seeded(cohort, "evaluation"):
+                buffers = _copy(cohort.buffers)
+                outputs.append(self._model.forward(cohort.params, buffers, batch, training=False)[0][:, :3].float())
+        return bool((outputs[0] - outputs[1]).abs().max() > 0.1 * outputs[0].abs().max())
 
     def _scores(self, cohort: Cohort, indices: Tensor, objective: Objective, rate: Rate) -> tuple[Cohort, Tensor]:
         """Summed scores and losses on the samples at `indices`, `[clients, 2]`. The signature is that of `_steps`, so
@@ -417,14 +444,10 @@ class LocalWorker:
 
     @contextmanager
     def _seeded(self, cohort: Cohort, purpose: str, *counters: int) -> Iterator[None]:
-        """Within it PyTorch's generators, which Dropout and the user's modules use, are seeded; after it they are as
+        """Within it the generators that Dropout and the user's modules draw from are seeded; after it they are as
         before."""
-        key, device = rng.stream(self._seed, purpose, *counters, cohort.ids[0]), self._model.device
-        with rng.forked_generators(device):
-            torch.default_generator.manual_seed(key % (1 << 63))
-            if device.type == "cuda":
-                with torch.cuda.device(device):
-                    torch.cuda.manual_seed(key % (1 << 63))
+        key = rng.stream(self._seed, purpose, *counters, cohort.ids[0])
+        with rng.forked_generators(self._model.device, key):
             yield
 
 

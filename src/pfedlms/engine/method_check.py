@@ -6,11 +6,9 @@ Every check plays some rounds twice, in two ways that must not matter, and compa
 from __future__ import annotations
 
 import io
-import random
 import textwrap
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache, partial
 from typing import Any
@@ -19,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pfedlms import rng
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.data import FederatedData, Partitioning, from_pool, load_dataset
 from pfedlms.engine.federation import Federation
@@ -31,6 +30,7 @@ from pfedlms.train_settings import TrainSettings
 from pfedlms.wire.frames import HEADER_BYTES
 
 CLIENTS, SEED, ROUNDS = 5, 3, 3
+_CPU = torch.device("cpu")
 _TRAIN = {"local_steps": 3, "batch_size": 16, "learning_rate": 0.05, "momentum": 0.5, "weight_decay": 1e-4}
 
 
@@ -152,8 +152,7 @@ def _module(kind: str) -> nn.Module:
     data = _digits()
     if kind != "convolutional":
         return build("dnn", data.shape, data.classes, {"dense": 20, "wide": 3000}[kind], key=1)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
+    with rng.forked_generators(_CPU, 1):
         layers = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 64, 10)
         return nn.Sequential(*layers)
 
@@ -230,7 +229,7 @@ class _Battery:
         train = TrainSettings(**{**_TRAIN, **{name: options.pop(name) for name in list(options) if name in names}})
         settings = {**self.settings, **options.pop("settings", {})}
         links: dict[str, Any] = {"link": recorder.link, "answer_link": recorder.answer_link} if linked else {}
-        chosen, module = self.method.Settings(**settings), CohortModel(_module(model), torch.device("cpu"))
+        chosen, module = self.method.Settings(**settings), CohortModel(_module(model), _CPU)
         made = _StrictFederation(
             _recorded(_with_separate_ends(self.method) if separate else self.method, recorder),
             chosen,
@@ -252,9 +251,9 @@ class _Battery:
         return f"{ROUNDS} rounds of {CLIENTS} clients; names, shapes, dtypes and devices are those of the contract"
 
     def determinism(self) -> str:
-        with _other_generators(1):
+        with rng.forked_generators(_CPU, 1):
             first = self._play()
-        with _other_generators(2):
+        with rng.forked_generators(_CPU, 2):
             second = self._play()
         _expect_same(first, second, "two runs with the same seed")
         return "two runs with one seed give the same messages and the same state"
@@ -406,21 +405,6 @@ def _values_at_limits(declared: Field[Any]) -> list[Any]:
     values = [kind(limits[name]) for name in ("minimum", "maximum") if limits[name] is not None]
     values += [choice for choice in (choices() if choices else []) if ":" not in choice]
     return values + ([True, False] if isinstance(declared.default, bool) else [])
-
-
-@contextmanager
-def _other_generators(seed: int) -> Iterator[None]:
-    """Within it the global generators, from which no method may draw, are seeded; after it they are as before."""
-    of_python, of_numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        try:
-            torch.manual_seed(seed)
-            random.seed(seed)
-            np.random.seed(seed)
-            yield
-        finally:
-            random.setstate(of_python)
-            np.random.set_state(of_numpy)
 
 
 def _entries_in_common(recorder: Recorder) -> list[str]:

@@ -48,8 +48,7 @@ def trainable_module(module: nn.Module, sample: Tensor, key: int) -> nn.Module:
         warnings.warn(f"model: has {', '.join(sorted(others))}; clients train in float32", stacklevel=3)
         module = module.float()
     if any(map(is_lazy, values)):
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(key % (1 << 63))
+        with torch.no_grad(), rng.forked_generators(torch.device("cpu"), key):
             module.eval()(sample)
     return module
 
@@ -116,6 +115,13 @@ def check_trains(module: nn.Module, sample: Tensor) -> None:
                 "evaluations would change what is trained; compute with a changed copy of it (torch.renorm(weight, …)) "
                 "instead"
             )
+    of_first, of_second = (_unsaved_buffers(each) for each in (first, second))
+    for name, value in of_first.items():
+        if not torch.equal(value, of_second[name]) and _is_read(first, name, sample):
+            raise UsageError(
+                f"model: a call changes its buffer {name}, which is not persistent, so the models that a run returns "
+                "would be without it; register it with persistent=True"
+            )
     left, elsewhere = _tensor_attributes(first), _tensor_attributes(second)
     for name, value in left.items():
         depends_on_samples = name not in elsewhere or not torch.equal(value, elsewhere[name])
@@ -143,6 +149,12 @@ def _tensor_attributes(module: nn.Module) -> dict[str, Tensor]:
         (f"{owner}.{name}".lstrip("."), v) for owner, part in module.named_modules() for name, v in vars(part).items()
     )
     return {name: value for name, value in attributes if isinstance(value, Tensor)}
+
+
+def _unsaved_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """The buffers that are not in a module's state dict."""
+    saved = module.state_dict(keep_vars=True)
+    return {name: value for name, value in module.named_buffers() if name not in saved}
 
 
 def _is_read(module: nn.Module, name: str, sample: Tensor) -> bool:

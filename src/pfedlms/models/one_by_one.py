@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from pfedlms import rng
 from pfedlms.backend import for_each_in_threads, one_thread_per_operator, streams
 from pfedlms.models.pool_cpu import replace_poolings
 from pfedlms.models.runner import FunctionalModule, Pass, Result, Runner, hooks_backward, hooks_forward
@@ -91,14 +92,14 @@ def _order_matters(module: nn.Module, x: Tensor) -> bool:
         return True
     try:
         tried = copy.deepcopy(module)
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            drawn = torch.random.get_rng_state()
+        with torch.no_grad(), rng.forked_generators(x.device):
+            drawn = rng.generators_state()
             for training in (True, False):
                 before = _plain_attributes(tried.train(training))
                 tried(x)
                 if before != _plain_attributes(tried):
                     return True
-            return not torch.equal(drawn, torch.random.get_rng_state())
+            return drawn != rng.generators_state()
     except Exception:  # a module that cannot be copied, or cannot run on two samples, may do any of it
         return True
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pfedlms import rng
 from pfedlms.errors import UsageError, did_you_mean
 
 _VGG: dict[str, Sequence[int | str]] = {
@@ -191,9 +192,8 @@ def build(name: str, shape: tuple[int, ...], classes: int, hidden: int, key: int
 
 
 def seeded(factory: Callable[[], nn.Module], key: int) -> nn.Module:
-    """Call a model factory with PyTorch's generator seeded by `key`, leaving the caller's generator as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(key % (1 << 63))
+    """Call a model factory with the generators it may draw from seeded by `key`, leaving the caller's as they were."""
+    with rng.forked_generators(torch.device("cpu"), key):
         module = factory()
     if not isinstance(module, nn.Module):
         raise UsageError(f"model: the factory returned {type(module).__name__}, expected a torch.nn.Module")
