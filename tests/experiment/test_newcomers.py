@@ -60,6 +60,16 @@ def test_clients_keep_their_names_where_others_are_newcomers(kind: str, tmp_path
             run.model(int(name))
 
 
+def test_newcomers_do_not_depend_on_the_number_of_threads() -> None:
+    """On several threads PyTorch adds up products of this size in another order."""
+    settings = {**SMALL, "hidden": 16, "batch_size": 32, "newcomers": 0.3, "method": "local"}
+    one, two = (pfedlms.run("digits", "dnn", threads=threads, **settings) for threads in (1, 2))
+    assert one.summary["newcomers"] == two.summary["newcomers"]
+    given = X[:200].reshape(-1, 1, 8, 8), Y[:200]
+    models = [run.personalise(given).state_dict().values() for run in (one, two)]
+    assert all(map(torch.equal, *models))
+
+
 @pytest.mark.parametrize(("method", "participation"), [("fedavg", 1.0), ("fedavg", 0.3), ("local", 0.3)])
 def test_newcomers_are_measured_as_by_a_plain_loop(method: str, participation: float, tmp_path: Path) -> None:
     """fedavg: the exported shared model, then E steps from it. local: w⁰, then E steps from it."""

@@ -173,6 +173,7 @@ class Federation:
 
     # --- clients that join after the last round
 
+    @one_thread_per_operator()
     def evaluate_newcomers(self) -> tuple[Evaluation, Evaluation]:
         """Measure the clients held out of the run on their own test splits: with what a new client gets after the last
         round (the shared model, or w⁰ if there is none), and after its first local steps."""
@@ -187,6 +188,7 @@ class Federation:
         assert after is not None
         return before, after
 
+    @one_thread_per_operator()
     def personalise(
         self, data: FederatedData, criterion: Criterion, local_steps: int | None = None
     ) -> dict[str, torch.Tensor]:
@@ -202,7 +204,6 @@ class Federation:
         worker = LocalWorker(self.model, data, train, self._terms.seed, everybody, group, criterion)
         return Client(self.method, self._terms.digest, self._terms.catch_up, worker, data)
 
-    @one_thread_per_operator()
     def _join(self, client: Client, data: FederatedData) -> Iterator[tuple[Cohort, Cohort]]:
         """The clients of `data`, some at a time, after the last answers and after their first local steps. They begin
         with the running statistics of the exported shared model, if there is one."""
