@@ -72,6 +72,21 @@ class MeanOfTheCohort(Local):
         return cohort.params.mean(dim=0)
 
 
+@dataclass(frozen=True)
+class Drifting(Objective):
+    """Moves its anchor in every step, which is the clients' state."""
+
+    anchor: PerClient
+
+    def gradient(self, params: Tensor) -> Tensor:
+        return 0.1 * (params - self.anchor.value.lerp_(params, 0.1))
+
+
+class WritesItsField(Local):
+    def objective(self, cohort: Cohort, round: int) -> Objective:
+        return Drifting(PerClient(cohort.params.clone()))
+
+
 class MissingAnswer(FedProx):
     def objective(self, cohort: Cohort, round: int) -> Objective:
         return Proximal(PerClient(cohort.heard["nothing"]), 0.1)
@@ -81,6 +96,19 @@ class UnmarkedSecond(Ditto):
     def after_training(self, cohort: Cohort, phase: int, work: Any) -> Cohort:
         work.train(cohort, Proximal(cohort.params, 0.1), phase)  # type: ignore[arg-type]
         return cohort
+
+
+def working(call: Any) -> type[Method]:
+    """A method that calls `call(cohort, work, phase)` after every training."""
+
+    class Working(Local):
+        name = "working"
+
+        def after_training(self, cohort: Cohort, phase: int, work: Any) -> Cohort:
+            call(cohort, work, phase)
+            return cohort
+
+    return Working
 
 
 class Averaged(FieldMeans):
@@ -110,12 +138,43 @@ class InPlace(Averaged):
         return server, {"model": server["model"]}
 
 
+class Opens(Averaged):
+    """Writes into the server's dict before the first message."""
+
+    def server_open(self, server: Tensors, round: int) -> Any:
+        server["model"] = server["model"] * 0
+        return super().server_open(server, round)
+
+
+class WritesItsAnswer(Averaged):
+    """The same values are given to the next cohort."""
+
+    def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Any:
+        return go_on_from(cohort, values["model"].add_(0.0))
+
+
 class Averaging(Tracked):
     name, paper, personal = "averaging", "a test", False
     about_last_steps, tracks = True, False
 
     def client_start(self, cohort: Cohort) -> Cohort:
         return super().client_start(cohort).with_state(shared=cohort.params)
+
+
+class Remarked(Averaged):
+    def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Any:
+        return go_on_from(cohort, values["model"]).with_heard(model=values["model"])
+
+
+class WritesWhatItHeard(Averaging):
+    """The next cohort hears the same tensor."""
+
+    exchange = Remarked
+
+    def after_training(self, cohort: Cohort, phase: int, work: Any) -> Cohort:
+        for value in cohort.heard.values():
+            value.mul_(0.5)
+        return cohort
 
 
 def changed(kind: Any, changes: dict[str, Any]) -> Any:
@@ -209,12 +268,38 @@ WRONG_RESULT: dict[str, tuple[str, Any, str]] = {
     "rest without rows": ("client_rest", lambda c: c.with_state(shared=c.state["shared"][0]), "state: shared: got"),
     "rest is a dict": ("client_rest", lambda c: c.state, "got a dict, expected a Cohort; return the cohort, or what"),
     "params written": ("client_send", lambda c, v: (c, {"model": c.params.mul_(0.5)}), "writes into a tensor"),
+    "state written": (
+        "client_send",
+        lambda c, v: (c, {"model": c.state.update(shared=c.params) or c.params}),
+        r"writes into a dict .*with_state",
+    ),
+    "total not returned": ("server_add", lambda total: None, "got a NoneType, expected the total"),
     "start is a dict": ("client_start", lambda c: c.state, "got a dict, expected a Cohort"),
 }
 REFUSED = {
     "gradient of one row": (with_objective(gradient_of=lambda p: p[:1]), r"Wrong\.gradient: got .*\[1, 1510\]"),
     "gradient written": (with_objective(gradient_of=lambda p: p.mul_(0.1)), r"Wrong\.gradient: writes into a tensor"),
+    "field of the objective written": (WritesItsField, r"Drifting: writes into a tensor"),
     "server written": (with_exchange(InPlace), r"InPlace\.server_reply: writes into a tensor"),
+    "server's dict written": (with_exchange(Opens), r"Opens\.server_open: writes into a dict .*\{\*\*server"),
+    "answer written": (with_exchange(WritesItsAnswer), r"WritesItsAnswer\.client_receive: writes into a tensor"),
+    "heard written": (WritesWhatItHeard, "after_training: writes into a tensor"),
+    "losses of one row": (
+        working(lambda cohort, work, phase: work.losses(cohort, cohort.params[:1], phase, 0)),
+        r"after_training: work\.losses: params: got .*\[1, 1510\].*one for all",
+    ),
+    "losses of a later step": (
+        working(lambda cohort, work, phase: work.losses(cohort, cohort.params, phase, 3)),
+        r"work\.losses: step: got 3, expected a whole number from 0 to 2",
+    ),
+    "gradient of a phase before the start": (
+        working(lambda cohort, work, phase: work.mean_gradient(cohort, cohort.params, phase - 1)),
+        r"work\.mean_gradient: phase: got -1",
+    ),
+    "half a step": (
+        working(lambda cohort, work, phase: work.train(cohort, Objective(), phase, 2.5)),
+        r"work\.train: steps: got 2\.5",
+    ),
     "loss without needs_features": (LossNotAskedFor, r"Unasked\.loss would never be called"),
     "gradient is a number": (with_objective(gradient_of=lambda p: 0.0), r"Wrong\.gradient: got a float"),
     "step in float64": (with_objective(step_of=Tensor.double), r"Wrong\.after_step: got torch.float64"),
