@@ -82,6 +82,17 @@ class Drifting(Objective):
         return 0.1 * (params - self.anchor.value.lerp_(params, 0.1))
 
 
+@dataclass(frozen=True)
+class Idle(Objective):
+    def grad(self, params: Tensor) -> Tensor:
+        return params
+
+
+class WithoutEffect(Local):
+    def objective(self, cohort: Cohort, round: int) -> Objective:
+        return Idle()
+
+
 class WritesItsField(Local):
     def objective(self, cohort: Cohort, round: int) -> Objective:
         return Drifting(PerClient(cohort.params.clone()))
@@ -301,6 +312,7 @@ REFUSED = {
         r"work\.train: steps: got 2\.5",
     ),
     "loss without needs_features": (LossNotAskedFor, r"Unasked\.loss would never be called"),
+    "an objective without effect": (WithoutEffect, r"objective: Idle changes nothing; define gradient, loss or after"),
     "gradient is a number": (with_objective(gradient_of=lambda p: 0.0), r"Wrong\.gradient: got a float"),
     "step in float64": (with_objective(step_of=Tensor.double), r"Wrong\.after_step: got torch.float64"),
     "loss summed over clients": (with_objective(loss_of=Tensor.sum), r"Wrong\.loss: got .*\[\].*expected .*\[5\]"),
@@ -457,6 +469,26 @@ class Leak(Averaged):
         return after if self.leaked is None else after.with_state(shared=self.leaked.expand_as(after.params))
 
 
+class SumOfFloat32(Averaged):
+    """Its sum has other last bits if messages come in other groups."""
+
+    def server_open(self, server: Tensors, round: int) -> Any:
+        return 0.0
+
+    def server_add(self, total: Any, ids: list[int], samples: list[int], values: Tensors) -> Any:
+        return total + values["model"].sum(dim=0)
+
+    def server_reply(self, server: Tensors, total: Any, round: int) -> Any:
+        return {"model": total / 5}, {"model": total / 5}
+
+
+class Misspelt(Local):
+    name = "misspelt"
+
+    def after_train(self, cohort: Cohort, phase: int, work: Any) -> Cohort:
+        return cohort.with_model(cohort.params * 0)
+
+
 def sending_nan(*clients: int) -> type[Method]:
     """These clients send NaN."""
 
@@ -487,6 +519,8 @@ FAILING = {
         "rounds",
         "global_model: got a model that depends on which",
     ),
+    "adds in float32": (with_exchange(SumOfFloat32), "cohort sizes", "so it is the server.*in float64"),
+    "a misspelt function": (Misspelt, "declaration", r"`after_train` is never read \(did you mean `after_training`"),
     "draws from torch's generator": (Random, "determinism", "two runs with the same seed differ in"),
     "keeps state in an attribute": (Remembers, "resume", "resumption from a checkpoint differ in params"),
     "absent clients miss changes": (
@@ -524,6 +558,20 @@ def test_a_right_method_passes_with_a_hint_if_its_answers_are_the_model(tracks: 
     assert str(report).startswith("averaging: all checks passed")
     texts = {each.name: each.text for each in report.checks}
     assert ("every answer is the model w itself, so set `tracks = False`" in texts["participation"]) is tracks
+
+
+def test_choices_of_a_setting_may_be_names_or_a_function() -> None:
+    class Chosen(Local):
+        name = "chosen"
+
+        @dataclass(frozen=True)
+        class Settings:
+            rule: str = setting("mean", "how", choices=("mean", "median"))
+            other: str = setting("a", "how", choices=lambda: ["a"])
+
+    assert "3 settings at the ends of declared limits" in str(check_method(Chosen))
+    with pytest.raises(ConfigError, match=r"method\.rule: got 'mode', expected one of: mean, median"):
+        check_method(Chosen, rule="mode")
 
 
 def test_check_method_refuses_wrong_settings() -> None:

@@ -206,7 +206,8 @@ class GuardedExchange(Exchange[Any]):
                     f"uses {name}, which clients do not keep while they are absent (see client_rest), so a "
                     "client that comes back would compute with w⁰ in its place. If answers are changes of a model that "
                     "all clients hold, derive the method from Tracked and leave `tracks` true: absent clients are then "
-                    'sent what they missed, and state["model"] is w; else use the answer and what client_rest keeps'
+                    'sent what they missed, and state["model"] is w; else take the model from the answer '
+                    "(go_on_from, cohort.with_model), and use what client_rest keeps"
                 )
 
 
@@ -358,8 +359,12 @@ def check_objective(objective: Objective, cohort: Cohort, remake: Callable[[Coho
     """
     if not isinstance(objective, Objective):
         raise MethodError(f"got {describe(objective)}, expected an Objective")
-    if type(objective).loss is not Objective.loss and not objective.needs_features:
-        raise MethodError(f"{type(objective).__name__}.loss would never be called; set needs_features = True beside it")
+    kind, parts = type(objective), ("gradient", "loss", "after_step")
+    defined = [name for name in parts if getattr(kind, name) is not getattr(Objective, name)]
+    if kind is not Objective and not defined:
+        raise MethodError(f"{kind.__name__} changes nothing; define {', '.join(parts[:-1])} or {parts[-1]}")
+    if "loss" in defined and not objective.needs_features:
+        raise MethodError(f"{kind.__name__}.loss would never be called; set needs_features = True beside it")
     clients, shared, name = len(cohort.ids), {id(value) for value in cohort.heard.values()}, type(objective).__name__
     alone: dict[str, Leaf] | None = None
     for path, leaf in tensors_inside(objective).items():
