@@ -457,9 +457,9 @@ _WHY = (
 
 _WHY_SERVER = (
     "Clients sent the same messages until then, so it is the server. Its state must follow from these, the seed and "
-    "the round alone: name random streams by seed and round, keep nothing on `self` nor any tensor that it was given, and "
-    "let the sum not depend on how many clients come in one call of server_add: add to what came before, in float64, "
-    "plain or times whole numbers, or one client after another"
+    "the round alone: name random streams by seed and round, keep nothing on `self` nor any tensor that it was given, "
+    "and let the sum not depend on how many clients come in one call of server_add: add to what came before, in "
+    "float64, plain or times whole numbers, or one client after another"
 )
 
 
