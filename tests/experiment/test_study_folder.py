@@ -192,8 +192,9 @@ def test_a_class_has_a_digest_of_its_code_and_what_it_uses() -> None:
         assert len(digests | {same}) == len(changes) + 1
     finally:
         METHODS.pop("own", None)
-    made = [type("Made", (Local,), {"strength": strength}) for strength in (0.1, 0.2)]
-    assert len({class_digest(each) for each in made}) == 2
+    bases = [type("Made", (Local,), {"strength": strength}) for strength in (0.1, 0.2)]
+    made = [*bases, *(type("Made", (base,), {}) for base in bases)]  # which have the names of their bases
+    assert len({class_digest(each) for each in made}) == 4
     assert {class_digest(each) for each in METHODS.values()} == {""}
 
 

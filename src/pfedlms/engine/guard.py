@@ -332,7 +332,7 @@ _CHECKS: dict[str, Check] = {
 
 def check_number(what: str, value: Any, end: int | None = None) -> None:
     """Refuse a phase or step that there is not."""
-    if not isinstance(value, int) or value < 0 or (end is not None and value >= end):
+    if not isinstance(value, int | np.integer) or value < 0 or (end is not None and value >= end):
         limit = "" if end is None else f" to {end - 1}"
         raise MethodError(f"{what}: got {value!r}, expected a whole number from 0{limit}")
 

@@ -29,25 +29,26 @@ def class_digest(kind: type) -> str:
     """A short digest of the code of a class of the user's own, of its bases and attributes, and of what they use of the
     modules that these are in: classes, functions and constants. "" for a class of this package."""
     modules = {kind.__module__} if _is_own(kind) else set[str]()
-    found: dict[str, Any] = {}
-    waiting: list[Any] = [kind]
+    found: list[tuple[str, str]] = []
+    seen, waiting = set[int](), list[Any]([kind])
     while waiting:
         part = waiting.pop()
-        if part.__module__ in modules and part.__qualname__ not in found:
-            used = dict(_used_by_class(part) if isinstance(part, type) else _used_by_function(part))
-            parts = [value for value in used.values() if isinstance(value, type | FunctionType)]
+        if part.__module__ in modules and id(part) not in seen:
+            seen.add(id(part))
+            used = list(_used_by_class(part) if isinstance(part, type) else _used_by_function(part))
+            parts = [value for _, value in used if isinstance(value, type | FunctionType)]
             waiting += parts
             if isinstance(part, type):  # its exchange and its functions may be of another module
                 modules |= {each.__module__ for each in parts if _is_own(each)}
-            constants = {name: value for name, value in used.items() if isinstance(value, _CONSTANTS)}
+            constants = [(name, value) for name, value in used if isinstance(value, _CONSTANTS)]
             code = part.__code__ if isinstance(part, FunctionType) else [each.__qualname__ for each in part.__bases__]
-            found[part.__qualname__] = _describe((code, dict(sorted(constants.items()))), True)
-    return _hash(repr(sorted(found.items())).encode())[:12] if found else ""
+            found.append((part.__qualname__, repr(_describe((code, constants), True))))
+    return _hash(repr(sorted(found)).encode())[:12] if found else ""
 
 
 def _is_own(part: Any) -> bool:
     """Whether a class or function is of the user's own. An abstract class that `type` made says that it is of `abc`."""
-    package = part.__module__.partition(".")[0]
+    package = str(part.__module__).partition(".")[0]
     return package in ("__main__", "abc") or package not in ("pfedlms", *sys.stdlib_module_names)
 
 
