@@ -35,7 +35,7 @@ def setting(
     above: float | None = None,
     maximum: float | None = None,
     below: float | None = None,
-    choices: Callable[[], list[str]] | None = None,
+    choices: Callable[[], list[str]] | Iterable[str] | None = None,
     meant: Callable[[str], str] | None = None,
     server_only: bool = False,
     optional: bool = False,
@@ -45,6 +45,8 @@ def setting(
     any path). `meant` returns a guess for a text that is none of them, or "". Only the server uses a `server_only`
     setting: clients need not agree on it, so it is not part of the digest. An `optional` setting is part of it only if
     it differs from its default: frames of runs without it have the bytes they had before the setting existed."""
+    if choices is not None and not callable(choices):
+        choices = one_of(*choices)
     limits = {"minimum": minimum, "above": above, "maximum": maximum, "below": below}
     about = {"help": help, "choices": choices, "meant": meant, "limits": limits}
     return field(default=default, metadata={**about, "server_only": server_only, "optional": optional})

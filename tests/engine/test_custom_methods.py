@@ -60,6 +60,9 @@ def test_losses_and_gradients_of_a_phase_are_those_of_its_local_steps(monkeypatc
             _, trained_on = work.train(cohort.with_model(start), Objective(), phase)
             torch.testing.assert_close(start - 0.1 * gradient, cohort.params, rtol=0, atol=1e-6)
             torch.testing.assert_close(work.losses(cohort, start, phase, 0), trained_on, rtol=0, atol=1e-6)
+            shared = start[0], start[:1].expand_as(start)  # one model for all clients
+            assert torch.equal(*(work.losses(cohort, each, phase, 0) for each in shared))
+            assert torch.equal(*(work.mean_gradient(cohort, each, phase) for each in shared))
             seen.append(phase)
             return cohort.with_state(start=cohort.params)
 

@@ -72,6 +72,32 @@ class MeanOfTheCohort(Local):
         return cohort.params.mean(dim=0)
 
 
+@dataclass(frozen=True)
+class Drifting(Objective):
+    """Moves its anchor in every step, which is the clients' state."""
+
+    anchor: PerClient
+
+    def gradient(self, params: Tensor) -> Tensor:
+        return 0.1 * (params - self.anchor.value.lerp_(params, 0.1))
+
+
+@dataclass(frozen=True)
+class Idle(Objective):
+    def grad(self, params: Tensor) -> Tensor:
+        return params
+
+
+class WithoutEffect(Local):
+    def objective(self, cohort: Cohort, round: int) -> Objective:
+        return Idle()
+
+
+class WritesItsField(Local):
+    def objective(self, cohort: Cohort, round: int) -> Objective:
+        return Drifting(PerClient(cohort.params.clone()))
+
+
 class MissingAnswer(FedProx):
     def objective(self, cohort: Cohort, round: int) -> Objective:
         return Proximal(PerClient(cohort.heard["nothing"]), 0.1)
@@ -81,6 +107,19 @@ class UnmarkedSecond(Ditto):
     def after_training(self, cohort: Cohort, phase: int, work: Any) -> Cohort:
         work.train(cohort, Proximal(cohort.params, 0.1), phase)  # type: ignore[arg-type]
         return cohort
+
+
+def working(call: Any) -> type[Method]:
+    """A method that calls `call(cohort, work, phase)` after every training."""
+
+    class Working(Local):
+        name = "working"
+
+        def after_training(self, cohort: Cohort, phase: int, work: Any) -> Cohort:
+            call(cohort, work, phase)
+            return cohort
+
+    return Working
 
 
 class Averaged(FieldMeans):
@@ -110,12 +149,43 @@ class InPlace(Averaged):
         return server, {"model": server["model"]}
 
 
+class Opens(Averaged):
+    """Writes into the server's dict before the first message."""
+
+    def server_open(self, server: Tensors, round: int) -> Any:
+        server["model"] = server["model"] * 0
+        return super().server_open(server, round)
+
+
+class WritesItsAnswer(Averaged):
+    """The same values are given to the next cohort."""
+
+    def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Any:
+        return go_on_from(cohort, values["model"].add_(0.0))
+
+
 class Averaging(Tracked):
     name, paper, personal = "averaging", "a test", False
     about_last_steps, tracks = True, False
 
     def client_start(self, cohort: Cohort) -> Cohort:
         return super().client_start(cohort).with_state(shared=cohort.params)
+
+
+class Remarked(Averaged):
+    def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Any:
+        return go_on_from(cohort, values["model"]).with_heard(model=values["model"])
+
+
+class WritesWhatItHeard(Averaging):
+    """The next cohort hears the same tensor."""
+
+    exchange = Remarked
+
+    def after_training(self, cohort: Cohort, phase: int, work: Any) -> Cohort:
+        for value in cohort.heard.values():
+            value.mul_(0.5)
+        return cohort
 
 
 def changed(kind: Any, changes: dict[str, Any]) -> Any:
@@ -209,13 +279,40 @@ WRONG_RESULT: dict[str, tuple[str, Any, str]] = {
     "rest without rows": ("client_rest", lambda c: c.with_state(shared=c.state["shared"][0]), "state: shared: got"),
     "rest is a dict": ("client_rest", lambda c: c.state, "got a dict, expected a Cohort; return the cohort, or what"),
     "params written": ("client_send", lambda c, v: (c, {"model": c.params.mul_(0.5)}), "writes into a tensor"),
+    "state written": (
+        "client_send",
+        lambda c, v: (c, {"model": c.state.update(shared=c.params) or c.params}),
+        r"writes into a dict .*with_state",
+    ),
+    "total not returned": ("server_add", lambda total: None, "got a NoneType, expected the total"),
     "start is a dict": ("client_start", lambda c: c.state, "got a dict, expected a Cohort"),
 }
 REFUSED = {
     "gradient of one row": (with_objective(gradient_of=lambda p: p[:1]), r"Wrong\.gradient: got .*\[1, 1510\]"),
     "gradient written": (with_objective(gradient_of=lambda p: p.mul_(0.1)), r"Wrong\.gradient: writes into a tensor"),
+    "field of the objective written": (WritesItsField, r"Drifting: writes into a tensor"),
     "server written": (with_exchange(InPlace), r"InPlace\.server_reply: writes into a tensor"),
+    "server's dict written": (with_exchange(Opens), r"Opens\.server_open: writes into a dict .*\{\*\*server"),
+    "answer written": (with_exchange(WritesItsAnswer), r"WritesItsAnswer\.client_receive: writes into a tensor"),
+    "heard written": (WritesWhatItHeard, "after_training: writes into a tensor"),
+    "losses of one row": (
+        working(lambda cohort, work, phase: work.losses(cohort, cohort.params[:1], phase, 0)),
+        r"after_training: work\.losses: params: got .*\[1, 1510\].*one for all",
+    ),
+    "losses of a later step": (
+        working(lambda cohort, work, phase: work.losses(cohort, cohort.params, phase, 3)),
+        r"work\.losses: step: got 3, expected a whole number from 0 to 2",
+    ),
+    "gradient of a phase before the start": (
+        working(lambda cohort, work, phase: work.mean_gradient(cohort, cohort.params, phase - 1)),
+        r"work\.mean_gradient: phase: got -1",
+    ),
+    "half a step": (
+        working(lambda cohort, work, phase: work.train(cohort, Objective(), phase, 2.5)),
+        r"work\.train: steps: got 2\.5",
+    ),
     "loss without needs_features": (LossNotAskedFor, r"Unasked\.loss would never be called"),
+    "an objective without effect": (WithoutEffect, r"objective: Idle changes nothing; define gradient, loss or after"),
     "gradient is a number": (with_objective(gradient_of=lambda p: 0.0), r"Wrong\.gradient: got a float"),
     "step in float64": (with_objective(step_of=Tensor.double), r"Wrong\.after_step: got torch.float64"),
     "loss summed over clients": (with_objective(loss_of=Tensor.sum), r"Wrong\.loss: got .*\[\].*expected .*\[5\]"),
@@ -372,6 +469,26 @@ class Leak(Averaged):
         return after if self.leaked is None else after.with_state(shared=self.leaked.expand_as(after.params))
 
 
+class SumOfFloat32(Averaged):
+    """Its sum has other last bits if messages come in other groups."""
+
+    def server_open(self, server: Tensors, round: int) -> Any:
+        return 0.0
+
+    def server_add(self, total: Any, ids: list[int], samples: list[int], values: Tensors) -> Any:
+        return total + values["model"].sum(dim=0)
+
+    def server_reply(self, server: Tensors, total: Any, round: int) -> Any:
+        return {"model": total / 5}, {"model": total / 5}
+
+
+class Misspelt(Local):
+    name = "misspelt"
+
+    def after_train(self, cohort: Cohort, phase: int, work: Any) -> Cohort:
+        return cohort.with_model(cohort.params * 0)
+
+
 def sending_nan(*clients: int) -> type[Method]:
     """These clients send NaN."""
 
@@ -402,6 +519,8 @@ FAILING = {
         "rounds",
         "global_model: got a model that depends on which",
     ),
+    "adds in float32": (with_exchange(SumOfFloat32), "cohort sizes", "so it is the server.*in float64"),
+    "a misspelt function": (Misspelt, "declaration", r"`after_train` is never read \(did you mean `after_training`"),
     "draws from torch's generator": (Random, "determinism", "two runs with the same seed differ in"),
     "keeps state in an attribute": (Remembers, "resume", "resumption from a checkpoint differ in params"),
     "absent clients miss changes": (
@@ -439,6 +558,20 @@ def test_a_right_method_passes_with_a_hint_if_its_answers_are_the_model(tracks: 
     assert str(report).startswith("averaging: all checks passed")
     texts = {each.name: each.text for each in report.checks}
     assert ("every answer is the model w itself, so set `tracks = False`" in texts["participation"]) is tracks
+
+
+def test_choices_of_a_setting_may_be_names_or_a_function() -> None:
+    class Chosen(Local):
+        name = "chosen"
+
+        @dataclass(frozen=True)
+        class Settings:
+            rule: str = setting("mean", "how", choices=("mean", "median"))
+            other: str = setting("a", "how", choices=lambda: ["a"])
+
+    assert "3 settings at the ends of declared limits" in str(check_method(Chosen))
+    with pytest.raises(ConfigError, match=r"method\.rule: got 'mode', expected one of: mean, median"):
+        check_method(Chosen, rule="mode")
 
 
 def test_check_method_refuses_wrong_settings() -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -19,7 +20,9 @@ from torch import Tensor, nn
 
 import pfedlms
 from pfedlms.errors import RunDirectoryError
-from pfedlms.experiment.digests import digest
+from pfedlms.experiment.digests import class_digest, digest
+from pfedlms.methods import METHODS
+from pfedlms.methods.local import Local
 
 
 def test_runs_of_another_problem_are_not_added_to_a_study(tmp_path: Path) -> None:
@@ -109,6 +112,90 @@ def test_another_model_or_loss_of_the_same_shapes_is_refused(tmp_path: Path) -> 
     with pytest.raises(RunDirectoryError, match="was trained with another loss than given now"):
         pfedlms.resume(folder, (X, Y), relu, loss=weighted(5.0))
     assert pfedlms.resume(folder, (X, Y), relu, loss=weighted(1.0)).summary["rounds"] == 4
+
+
+METHOD = """
+from dataclasses import dataclass
+from pfedlms.methods import Objective, PerClient, register
+from pfedlms.methods.local import Local
+from pfedlms.settings import setting
+
+STRENGTH = 0.1
+
+def pull(params, anchor):
+    return STRENGTH * (params - anchor)  # a comment
+
+@dataclass(frozen=True)
+class Pull(Objective):
+    anchor: PerClient
+
+    def gradient(self, params):
+        return pull(params, self.anchor.value)
+
+class Base(Local):
+    def objective(self, cohort, round):
+        return Pull(PerClient(cohort.params))
+
+@register
+class Own(Base):
+    name, paper, personal = "own", "a test", True
+
+    @dataclass(frozen=True)
+    class Settings:
+        first: float = setting(1.0, "a test", minimum=0)
+"""
+
+
+def own_method(old: str = "", new: str = "") -> Any:
+    """The class of a method of the user's own, of which some text is changed."""
+    METHODS.pop("own", None)
+    module: dict[str, Any] = {"__name__": "my_methods"}
+    with patch.dict(sys.modules, my_methods=type(sys)("my_methods")):
+        exec(METHOD.replace(old, new), module)
+    return module["Own"]
+
+
+def test_results_of_a_method_with_other_code_are_not_taken(tmp_path: Path) -> None:
+    def study(seeds: int = 1) -> pfedlms.Study:
+        return pfedlms.compare((X, Y), linear, methods="own,local", seeds=seeds, out=tmp_path / "s", **SMALL)
+
+    try:
+        own_method()
+        first = study()
+        assert [run.summary.get("problem_digests", {}).keys() for run in first.runs] == [{"model", "method"}, {"model"}]
+        own_method("# a comment", "# another one")
+        assert without_timings(study().summaries) == without_timings(first.summaries)
+        own_method("STRENGTH = 0.1", "STRENGTH = 0.2")
+        other = "was trained with another code of its method than given now; give the same"
+        for seeds in (1, 2):
+            with pytest.raises(RunDirectoryError, match=f"own-seed0: {other}"):
+                study(seeds)
+        folder = tmp_path / "s" / "own-seed0"
+        assert pfedlms.load(folder, (X, Y), linear).model(0)  # models need no code of the method
+        edit_config(folder, "rounds = 3", "rounds = 4")
+        with pytest.raises(RunDirectoryError, match=other):
+            pfedlms.resume(folder, (X, Y), linear)
+    finally:
+        METHODS.pop("own", None)
+
+
+def test_a_class_has_a_digest_of_its_code_and_what_it_uses() -> None:
+    try:
+        same = class_digest(own_method())
+        assert same == class_digest(own_method()) == class_digest(own_method("# a comment", "# another one"))
+        changes = {
+            "STRENGTH = 0.1": "STRENGTH = 0.2", "params - anchor": "params + anchor",
+            "return pull(": "return -pull(", "PerClient(cohort.params)": "PerClient(0 * cohort.params)",
+            "setting(1.0": "setting(2.0", "    anchor: PerClient": "    anchor: PerClient\n    scale: float = 1.0",
+        }  # fmt: skip
+        digests = {class_digest(own_method(old, new)) for old, new in changes.items()}
+        assert len(digests | {same}) == len(changes) + 1
+    finally:
+        METHODS.pop("own", None)
+    bases = [type("Made", (Local,), {"strength": strength}) for strength in (0.1, 0.2)]
+    made = [*bases, *(type("Made", (base,), {}) for base in bases)]  # which have the names of their bases
+    assert len({class_digest(each) for each in made}) == 4
+    assert {class_digest(each) for each in METHODS.values()} == {""}
 
 
 def test_functions_and_modules_have_digests_of_their_code_and_values() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,8 @@ from torch import nn
 
 import pfedlms
 from pfedlms.errors import RunError, StorageError, UsageError
+from pfedlms.methods import METHODS
+from pfedlms.methods.local import Local
 
 
 def test_workers_measure_the_same_as_one_process(tmp_path: Path) -> None:
@@ -38,6 +41,32 @@ def test_workers_measure_the_same_as_one_process(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="diverged"):
         broken = pfedlms.sweep(method="local", **swept, **SMALL)
     assert [run.summary["status"] for run in broken.runs] == ["finished", "diverged"]
+
+
+OWN_METHOD = """
+from pfedlms.methods import register
+from pfedlms.methods.local import Local
+
+@register
+class Own(Local):
+    name = "own"
+"""
+
+
+def test_workers_know_a_method_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it is in a module; one of a notebook is refused in a sentence."""
+    (tmp_path / "module_of_own.py").write_text(OWN_METHOD)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(METHODS, "own", Local)  # which is put back after the test
+    del METHODS["own"]
+    import_module("module_of_own")
+    options: dict[str, Any] = {"methods": "own", "seeds": 1, "workers": 2, **SMALL}
+    assert pfedlms.compare((X, Y), linear, out=tmp_path / "s", **options).runs[0].finished
+    del METHODS["own"]
+    for _ in range(2):  # a cell may be run again
+        exec(OWN_METHOD, {"__name__": "__main__"})
+    with pytest.raises(RunError, match="the method 'own' is not known in another process; put it into a module"):
+        pfedlms.compare((X, Y), linear, out=tmp_path / "n", **options)
 
 
 def exit_in_a_worker() -> nn.Module:

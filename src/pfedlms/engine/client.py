@@ -163,13 +163,15 @@ class LocalWorker:
     def train(self, cohort: Cohort, objective: Objective, phase: int, steps: int = 0) -> tuple[Cohort, Tensor]:
         """See `ClientWork`."""
         guard.check_objective(objective, cohort)
+        guard.check_number("work.train: phase", phase)
+        guard.check_number("work.train: steps", steps)
         trained, wait_for_losses = self._launch(cohort, objective, phase, steps)
         return trained, wait_for_losses()
 
     def _launch(self, cohort: Cohort, objective: Objective, phase: int, steps: int = 0) -> tuple[Cohort, WaitForLosses]:
         """Launch the E local steps of one cohort, or `steps` of them."""
         plan = self._draw_plan(cohort.ids, phase, steps) if steps else self.plan(cohort, phase)
-        with self._seeded(cohort, "module", phase):
+        with self._seeded(cohort, "module", phase), guard.leaves_unchanged(objective):
             trained, losses = self._train_in_parts(cohort, plan, objective, self._rate(phase))
         losses_and_sums = to_host_later(losses, trained.params.sum(dim=1))
         if cohort.params.is_cuda and len(cohort.ids) == self._participation.count:
@@ -291,7 +293,9 @@ class LocalWorker:
 
     def mean_gradient(self, cohort: Cohort, params: Tensor, phase: int) -> Tensor:
         """See `ClientWork`. Running statistics do not change."""
-        start, plan = cohort.with_model(params), self.plan(cohort, phase)
+        guard.check_number("work.mean_gradient: phase", phase)
+        start = cohort.with_model(guard.models_for("work.mean_gradient", params, cohort))
+        plan = self.plan(cohort, phase)
         with self._seeded(cohort, "module", phase):
             summed, _ = self._run(self._gradients, start, plan, Objective(), 0.0)
         if not self._train.local_epochs:
@@ -313,7 +317,10 @@ class LocalWorker:
 
     def losses(self, cohort: Cohort, params: Tensor, phase: int, step: int) -> Tensor:
         """See `ClientWork`."""
-        plan, losses = self.plan(cohort, phase), torch.empty(len(params), device=params.device)
+        guard.check_number("work.losses: phase", phase)
+        params, plan = guard.models_for("work.losses", params, cohort), self.plan(cohort, phase)
+        guard.check_number("work.losses: step", step, len(plan))
+        losses = torch.empty(len(params), device=params.device)
         x, y = self._training_samples(plan[step]), self._data.y[plan[step, 0]]
         buffers = _copy(cohort.buffers)
 

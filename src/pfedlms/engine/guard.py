@@ -7,7 +7,7 @@ whether the shared model depends on the cohort.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
@@ -75,12 +75,31 @@ def name_method_in_errors(method: Method, function: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def _left_unchanged(tensors: Iterable[Tensor], where: str = "") -> Iterator[None]:
-    """Within it nothing may write into these tensors."""
-    versions = [(tensor, tensor._version) for tensor in tensors]
+def _left_unchanged(*given: Tensors, where: str = "") -> Iterator[None]:
+    """Within it nothing may write into these dicts, nor into the tensors in them."""
+    before = [(values, {name: (value, value._version) for name, value in values.items()}) for values in given]
     yield
-    if any(tensor._version != version for tensor, version in versions):
-        raise MethodError(f"{where}writes into a tensor that it was given; return a new one: a + b, not a.add_(b)")
+    for values, known in before:
+        if any(tensor._version != version for tensor, version in known.values()):
+            raise MethodError(f"{where}writes into a tensor that it was given; return a new one: a + b, not a.add_(b)")
+        if values.keys() != known.keys() or any(values[name] is not tensor for name, (tensor, _) in known.items()):
+            raise MethodError(
+                f"{where}writes into a dict that it was given; return a new one: cohort.with_state(name=tensor) for "
+                "clients, {**server, name: tensor} for the server"
+            )
+
+
+def _held(cohort: Cohort) -> Iterator[Tensors]:
+    """All tensors of a cohort."""
+    yield {"params": cohort.params, "momentum": cohort.momentum}
+    yield from (cohort.buffers, cohort.state, cohort.scratch, cohort.heard)
+
+
+def leaves_unchanged(objective: Objective) -> Any:
+    """A context in which an objective may not write into the tensors of its fields: they are the clients' state."""
+    leaves = tensors_inside(objective).items()
+    tensors = {path: leaf.value if isinstance(leaf, PerClient) else leaf for path, leaf in leaves}
+    return _left_unchanged(tensors, where=f"{type(objective).__name__}: ")
 
 
 Check = Callable[[Callable[..., Any], Any, Any], None]
@@ -97,7 +116,7 @@ def _guard_function(method: Method, name: str, check: Check) -> Callable[..., An
     call = getattr(method, name)
 
     def guarded_call(first: Any, *others: Any) -> Any:
-        with name_method_in_errors(method, name), _left_unchanged(first.persistent_tensors):
+        with name_method_in_errors(method, name), _left_unchanged(*_held(first)):
             result = call(first, *others)
             check(lambda cohort: call(cohort, *others), first, result)
             return result
@@ -125,7 +144,7 @@ class GuardedExchange(Exchange[Any]):
         return name_method_in_errors(self._method, f"{self._exchange.__class__.__name__}.{function}")
 
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
-        with self._name_in_errors("client_send"), _left_unchanged(cohort.persistent_tensors):
+        with self._name_in_errors("client_send"), _left_unchanged(*_held(cohort)):
             after, values = _pair(self._exchange.client_send(cohort, round, work), "(cohort, values)")
             check_same_clients(cohort, after)
             _expect_message(self.up, values, (len(cohort.ids),), {cohort.params.device, _HOST})
@@ -141,16 +160,19 @@ class GuardedExchange(Exchange[Any]):
             return in_step
 
     def server_open(self, server: Tensors, round: int) -> Any:
-        with self._name_in_errors("server_open"):
+        with self._name_in_errors("server_open"), _left_unchanged(server):
             return self._exchange.server_open(server, round)
 
     def server_add(self, total: Any, ids: list[int], samples: list[int], values: Tensors) -> Any:
         weights = [1] * len(ids) if self._weights == "uniform" else samples
         with self._name_in_errors("server_add"):
-            return self._exchange.server_add(total, ids, weights, values)
+            added = self._exchange.server_add(total, ids, weights, values)
+            if added is None and total is not None:
+                raise MethodError("got a NoneType, expected the total with these messages; return it")
+            return added
 
     def server_reply(self, server: Tensors, total: Any, round: int) -> tuple[Tensors, Tensors]:
-        with self._name_in_errors("server_reply"), _left_unchanged(server.values()):
+        with self._name_in_errors("server_reply"), _left_unchanged(server):
             after, values = _pair(self._exchange.server_reply(server, total, round), "(the server's state, values)")
             _expect_same("state: ", server, after, "server_start")
             _expect_message(self.down, values, (), None)
@@ -159,7 +181,7 @@ class GuardedExchange(Exchange[Any]):
         return after, values
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
-        with self._name_in_errors("client_receive"), _left_unchanged(cohort.persistent_tensors):
+        with self._name_in_errors("client_receive"), _left_unchanged(values, *_held(cohort)):
             after = self._exchange.client_receive(cohort, values, round)
             check_same_clients(cohort, after)
             if self._models_of_reply is not None and self._models_of_reply[0] == round < _COMPARED_ROUNDS:
@@ -184,7 +206,8 @@ class GuardedExchange(Exchange[Any]):
                     f"uses {name}, which clients do not keep while they are absent (see client_rest), so a "
                     "client that comes back would compute with w⁰ in its place. If answers are changes of a model that "
                     "all clients hold, derive the method from Tracked and leave `tracks` true: absent clients are then "
-                    'sent what they missed, and state["model"] is w; else use the answer and what client_rest keeps'
+                    'sent what they missed, and state["model"] is w; else take the model from the answer '
+                    "(go_on_from, cohort.with_model), and use what client_rest keeps"
                 )
 
 
@@ -304,6 +327,27 @@ _CHECKS: dict[str, Check] = {
 }
 
 
+# --- clients' work ----------------------------------------------------------------------------------------------------
+
+
+def check_number(what: str, value: Any, end: int | None = None) -> None:
+    """Refuse a phase or step that there is not."""
+    if not isinstance(value, int | np.integer) or value < 0 or (end is not None and value >= end):
+        limit = "" if end is None else f" to {end - 1}"
+        raise MethodError(f"{what}: got {value!r}, expected a whole number from 0{limit}")
+
+
+def models_for(what: str, params: Tensor, cohort: Cohort) -> Tensor:
+    """`params` as one model for each client, `[clients, dim]`, given these or one for all, `[dim]`."""
+    shape, dtype, device = cohort.params.shape, cohort.params.dtype, cohort.params.device
+    if not any(is_like(params, each, dtype, {device}) for each in (shape, shape[1:])):
+        raise MethodError(
+            f"{what}: params: got {describe(params)}, expected {dtype} of shape {list(shape)} or {list(shape[1:])} on "
+            f"{device}: one model for each client, or one for all"
+        )
+    return params.expand(shape)
+
+
 # --- objectives -------------------------------------------------------------------------------------------------------
 
 
@@ -315,8 +359,12 @@ def check_objective(objective: Objective, cohort: Cohort, remake: Callable[[Coho
     """
     if not isinstance(objective, Objective):
         raise MethodError(f"got {describe(objective)}, expected an Objective")
-    if type(objective).loss is not Objective.loss and not objective.needs_features:
-        raise MethodError(f"{type(objective).__name__}.loss would never be called; set needs_features = True beside it")
+    kind, parts = type(objective), ("gradient", "loss", "after_step")
+    defined = [name for name in parts if getattr(kind, name) is not getattr(Objective, name)]
+    if kind is not Objective and not defined:
+        raise MethodError(f"{kind.__name__} changes nothing; define {', '.join(parts[:-1])} or {parts[-1]}")
+    if "loss" in defined and not objective.needs_features:
+        raise MethodError(f"{kind.__name__}.loss would never be called; set needs_features = True beside it")
     clients, shared, name = len(cohort.ids), {id(value) for value in cohort.heard.values()}, type(objective).__name__
     alone: dict[str, Leaf] | None = None
     for path, leaf in tensors_inside(objective).items():
@@ -336,7 +384,7 @@ def check_objective(objective: Objective, cohort: Cohort, remake: Callable[[Coho
 
 def objective_gradient(objective: Objective, params: Tensor) -> Tensor | None:
     """`objective.gradient(params)`, checked, and contiguous, as kernels read it."""
-    with _left_unchanged([params], f"{type(objective).__name__}.gradient: "):
+    with _left_unchanged({"params": params}, where=f"{type(objective).__name__}.gradient: "):
         gradient = objective.gradient(params)
     if gradient is None:
         return None

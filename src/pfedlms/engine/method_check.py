@@ -10,6 +10,7 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from difflib import get_close_matches
 from functools import cache, partial
 from typing import Any
 
@@ -30,6 +31,7 @@ from pfedlms.train_settings import TrainSettings
 from pfedlms.wire.frames import HEADER_BYTES
 
 CLIENTS, SEED, ROUNDS = 5, 3, 3
+_NEARLY = 0.85  # how alike names are of which one is taken for a misspelling of the other
 _CPU = torch.device("cpu")
 _TRAIN = {"local_steps": 3, "batch_size": 16, "learning_rate": 0.05, "momentum": 0.5, "weight_decay": 1e-4}
 
@@ -125,6 +127,8 @@ def _declaration(method: type[Method], settings: dict[str, Any]) -> str:
             raise CheckFailed(
                 f"the class has no `{name}`; set it, see the table of class attributes in docs/methods.md"
             )
+    for name, near in _misspelt(method):
+        raise CheckFailed(f"`{name}` is never read (did you mean `{near}`?); give it another name if it is your own")
     chosen = method.Settings
     if not is_dataclass(chosen) or not getattr(chosen, "__dataclass_params__").frozen:  # noqa: B009 - not in its type
         raise CheckFailed("Settings is not a frozen dataclass; decorate it with @dataclass(frozen=True)")
@@ -137,6 +141,19 @@ def _declaration(method: type[Method], settings: dict[str, Any]) -> str:
     if wrong := find_problems("method", chosen, defaults):
         raise CheckFailed(f"a default is outside its own limits: {wrong[0]}")
     return "name, paper, personal and settings are declared"
+
+
+def _misspelt(method: type[Method]) -> list[tuple[str, str]]:
+    """Names of a class outside this package that are nearly those of the contract, each with the one that is near."""
+    known = {name for base in (Method, Tracked) for name in (*dir(base), *base.__annotations__)} - set(dir(object))
+    own = [each for each in method.__mro__ if not each.__module__.startswith("pfedlms.")]
+    near = {
+        name: get_close_matches(name, known, 1, _NEARLY)
+        for each in own
+        for name in vars(each)
+        if not name.startswith("_") and name not in known
+    }
+    return [(name, found[0]) for name, found in near.items() if found]
 
 
 # --- the battery ------------------------------------------------------------------------------------------------------
@@ -170,6 +187,8 @@ class Recorder:
     """The server's tracked model after every round."""
     sent_models: list[bool] = field(default_factory=list)
     """Whether the answer of every round contains that model."""
+    servers: list[tuple[int, Tensors]] = field(default_factory=list)
+    """The number of messages until the end of every round, and the server's state then."""
 
     def link(self, data: bytes, client: int) -> bytes:
         self.frames.append((client, data))
@@ -197,8 +216,10 @@ class Recorder:
         """The federation's state after some more rounds."""
         for _ in range(rounds):
             federation.play_round()
-            model = federation.state()["server"].get("model")
+            server = federation.state()["server"]
+            model = server.get("model")
             self.models.append(model)
+            self.servers.append((len(self.frames), server))
             sent = self.answers[-1][1] if self.answers else b""
             self.sent_models.append(model is not None and model.numpy().tobytes() in sent)
         return federation.state()
@@ -434,15 +455,32 @@ _WHY = (
 )
 
 
+_WHY_SERVER = (
+    "Clients sent the same messages until then, so it is the server. Its state must follow from these, the seed and "
+    "the round alone: name random streams by seed and round, keep nothing on `self` nor any tensor that it was given, "
+    "and let the sum not depend on how many clients come in one call of server_add: add to what came before, in "
+    "float64, plain or times whole numbers, or one client after another"
+)
+
+
 def _expect_same(one: tuple[dict[str, Any], Recorder], other: tuple[dict[str, Any], Recorder], what: str) -> None:
     path = _difference(one[0], other[0])
     if path is not None:
-        raise CheckFailed(f"{what} differ in {path}. {_WHY}")
+        why = _WHY_SERVER if _server_differs_first(one[1], other[1]) else _WHY
+        raise CheckFailed(f"{what} differ in {path}. {why}")
     for (client, data), (_, again) in zip(one[1].frames, other[1].frames, strict=False):
         if data != again:
             raise CheckFailed(f"{what} differ in a message of client {client}. {_WHY}")
     if len(one[1].frames) != len(other[1].frames):
         raise CheckFailed(f"{what} differ in the number of messages. {_WHY}")
+
+
+def _server_differs_first(one: Recorder, other: Recorder) -> bool:
+    """Whether the first round after which the server's states differ had, and was preceded by, the same messages."""
+    for (sent, server), (sent_again, again) in zip(one.servers, other.servers, strict=False):
+        if _difference(server, again) is not None:
+            return bool(sent) and sorted(one.frames[:sent]) == sorted(other.frames[:sent_again])
+    return False
 
 
 def _difference(one: Any, other: Any, path: str = "") -> str | None:

@@ -1,9 +1,11 @@
-"""Digests of what is given in Python: by them a later call tells its model, loss and metric from those of a run."""
+"""Digests of what is given in Python: by them a later call tells its model, loss, metric and method from those of a
+run."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from functools import partial
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
@@ -13,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+_CONSTANTS = (str, int, float, complex, bytes, tuple, frozenset, torch.Tensor, np.ndarray)
 _DEPTH = 8  # how far objects inside objects are followed
 
 
@@ -20,6 +23,52 @@ def digest(part: Any, weights: bool = True) -> str:
     """A short digest of a module, a function or another object: of its code, and of the values that it holds. It is the
     same in every process with the same version of Python. Without `weights`, parameters of modules are left out."""
     return _hash(repr(_describe(part, weights)).encode())[:12]
+
+
+def class_digest(kind: type) -> str:
+    """A short digest of the code of a class of the user's own, of its bases and attributes, and of what they use of the
+    modules that these are in: classes, functions and constants. "" for a class of this package."""
+    modules = {kind.__module__} if _is_own(kind) else set[str]()
+    found: list[tuple[str, str]] = []
+    seen, waiting = set[int](), list[Any]([kind])
+    while waiting:
+        part = waiting.pop()
+        if part.__module__ in modules and id(part) not in seen:
+            seen.add(id(part))
+            used = list(_used_by_class(part) if isinstance(part, type) else _used_by_function(part))
+            parts = [value for _, value in used if isinstance(value, type | FunctionType)]
+            waiting += parts
+            if isinstance(part, type):  # its exchange and its functions may be of another module
+                modules |= {each.__module__ for each in parts if _is_own(each)}
+            constants = [(name, value) for name, value in used if isinstance(value, _CONSTANTS)]
+            code = part.__code__ if isinstance(part, FunctionType) else [each.__qualname__ for each in part.__bases__]
+            found.append((part.__qualname__, repr(_describe((code, constants), True))))
+    return _hash(repr(sorted(found)).encode())[:12] if found else ""
+
+
+def _is_own(part: Any) -> bool:
+    """Whether a class or function is of the user's own. An abstract class that `type` made says that it is of `abc`."""
+    package = str(part.__module__).partition(".")[0]
+    return package in ("__main__", "abc") or package not in ("pfedlms", *sys.stdlib_module_names)
+
+
+def _used_by_class(kind: type) -> Iterator[tuple[str, Any]]:
+    """Bases, functions and other attributes of a class, without what Python adds to it."""
+    yield from ((each.__qualname__, each) for each in kind.__bases__)
+    for name, value in vars(kind).items():
+        function = getattr(value, "__func__", None) or getattr(value, "fget", None) or getattr(value, "func", value)
+        if isinstance(function, FunctionType) or not name.startswith("_"):
+            yield name, function
+
+
+def _used_by_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """What a function finds by name: defaults, variables of the function around it, and of its module."""
+    yield from (("defaults", function.__defaults__), *(function.__kwdefaults__ or {}).items())
+    yield from zip(function.__code__.co_freevars, map(_contents, function.__closure__ or ()), strict=True)
+    codes = [function.__code__]
+    for code in codes:  # which grows by the functions inside
+        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+        yield from ((name, function.__globals__[name]) for name in code.co_names if name in function.__globals__)
 
 
 def _hash(data: bytes) -> str:

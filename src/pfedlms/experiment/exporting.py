@@ -191,7 +191,7 @@ def load_models(stored: RunDirectory, config: Config, problem: Problem, best: bo
             config.run.seed, cohort_size=config.run.cohort_size,
         )  # fmt: skip
     federation.use_folder(directory)
-    load_into(federation, checkpoint, config, stored, problem, same_data=has_data)
+    load_into(federation, checkpoint, config, stored, problem.digests(), same_data=has_data)
     return RunModels(config, federation, has_data or all_present)
 
 

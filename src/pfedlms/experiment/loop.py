@@ -20,10 +20,12 @@ from pfedlms.engine import Evaluation, RoundReport, Traffic
 from pfedlms.errors import DivergedError, RunDirectoryError, RunError
 from pfedlms.experiment.callbacks import Callbacks, Checkpoints, EarlyStopping, RunInfo, SharedModelWarning, is_best
 from pfedlms.experiment.config import Config
+from pfedlms.experiment.digests import class_digest
 from pfedlms.experiment.prepare import NAMED_PROBLEM, execution_settings
 from pfedlms.experiment.problem import Problem, resume_call
 from pfedlms.experiment.store import RunDirectory
 from pfedlms.experiment.summary import environment, finite_or_none, is_same_result, summarise
+from pfedlms.methods import METHODS
 from pfedlms.settings import CUSTOM
 
 COUNTS = ("rejected", "astray", "unheard")
@@ -49,7 +51,7 @@ class ActiveRun(RunInfo):
         super().__init__(label, config, directory.path if directory else None)
         self._problem = problem
         self.federation: Any = federation
-        self._digests = problem.digests() if directory else {}
+        self._digests = problem.digests() | method_digest(config) if directory else {}
         self.best_state: dict[str, Any] | None = None
         """The federation after the best round, where it is kept and there is no directory to keep it in."""
         self._stored = directory
@@ -93,7 +95,7 @@ class ActiveRun(RunInfo):
         if self._stored is None:
             return
         if checkpoint:
-            load_into(self.federation, checkpoint, self.config, self._stored, self._problem)
+            load_into(self.federation, checkpoint, self.config, self._stored, self._digests)
             self._traffic = Traffic(*checkpoint["traffic"])
             self._counts = {name: checkpoint[name] for name in COUNTS}
             self._earlier_seconds = checkpoint["seconds"]
@@ -375,10 +377,10 @@ def facts_of(federation: Any) -> dict[str, Any]:
 
 def load_into(
     federation: Any, checkpoint: Mapping[str, Any], config: Config, stored: RunDirectory,
-    problem: Problem = NAMED_PROBLEM, same_data: bool = True,
+    digests: Mapping[str, str], same_data: bool = True,
 ) -> None:  # fmt: skip
-    """Load a checkpoint into a federation, unless it was made with other settings or data, or with another model, loss
-    or metric."""
+    """Load a checkpoint into a federation, unless it was made with other settings or data, or with a model, loss,
+    metric or method that has another digest."""
     now = fixed_settings(config)
     then = checkpoint["settings"]
     differing = [key for key in {**then, **now} if then.get(key) != now.get(key)]
@@ -392,7 +394,7 @@ def load_into(
         raise RunDirectoryError(
             f"{stored.path}: the data given are not those this run began with; give the same arrays or files"
         )
-    if other := other_parts(checkpoint["facts"], problem.digests()):
+    if other := other_parts(checkpoint["facts"], digests):
         raise RunDirectoryError(f"{stored.path}: {other}; give the same as before")
     try:
         federation.load(checkpoint["federation"])
@@ -403,13 +405,20 @@ def load_into(
 
 
 def other_parts(facts: Mapping[str, Any], digests: Mapping[str, str]) -> str:
-    """A sentence if a run, of which a summary or checkpoint has `facts`, had another model, loss or metric than those
-    with these digests; else "". Older versions wrote no digests, and other versions of Python have other ones."""
+    """A sentence if a run, of which a summary or checkpoint has `facts`, had another model, loss, metric or method than
+    those with these digests; else "". Older versions wrote no digests, and other versions of Python have other ones."""
     minor = platform.python_version_tuple()[:2]
     has_same_python = facts.get("environment", {}).get("python", "").startswith(".".join(minor) + ".")
     stored = facts.get("problem_digests", {}) if has_same_python else {}
     names = [name for name in stored.keys() & digests.keys() if stored[name] != digests[name]]
+    names = ["code of its method" if name == "method" else name for name in names]
     return f"was trained with another {' and another '.join(sorted(names))} than given now" if names else ""
+
+
+def method_digest(config: Config) -> dict[str, str]:
+    """The digest of the method of a run, if it is of the user's own."""
+    digest = class_digest(METHODS[config.method])
+    return {"method": digest} if digest else {}
 
 
 def fixed_settings(config: Config) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any
 from pfedlms.errors import RunDirectoryError, RunError, StorageError, UsageError
 from pfedlms.experiment.callbacks import callbacks_with_progress
 from pfedlms.experiment.config import Config, Tables, load_config, setting_fields
-from pfedlms.experiment.loop import fingerprint, fixed_settings, other_parts, raise_if_stopped
+from pfedlms.experiment.loop import fingerprint, fixed_settings, method_digest, other_parts, raise_if_stopped
 from pfedlms.experiment.prepare import NAMED_PROBLEM, cache_data_sets, check_all_runs, load_client_data, prepare
 from pfedlms.experiment.problem import Problem, resume_instruction
 from pfedlms.experiment.runs import Run, data_frame, load_run, plot_curves
@@ -192,15 +192,16 @@ class Study:
         return self._create_folder(out, model)._train(callbacks, workers, deadline)
 
     def _check_same_problem(self, model: CohortModel, trained: Config, dataset: str = "") -> None:
-        """Refuse a folder that has runs on other data, or of another model, loss or metric given in Python, than those
-        given now: one table would show both. `model` is that of the configuration `trained`; runs on other data sets
-        may have another, since lazy layers fit the data. `dataset` is the data set of all runs, if they have one."""
+        """Refuse a folder that has runs on other data, or of another model, loss, metric or code of a method given in
+        Python, than those given now: one table would show both. `model` is that of the configuration `trained`; runs on
+        other data sets may have another, since lazy layers fit the data. `dataset` is the data set of all runs, if they
+        have one."""
         problem, runs = self.planned[0].problem, [*self.planned, *self.others]
         digests = problem.digests()
         fingerprints: dict[Any, str | None] = {}
         for run in (run for run in runs if run.has_started):
             summary, config = run.summary, run.config.quiet()
-            other = other_parts(summary, digests)
+            other = other_parts(summary, digests | method_digest(run.config))
             is_same_data = config.data.dataset in (trained.data.dataset, dataset)
             if is_same_data and config.model.name == CUSTOM and summary["parameters"] not in (0, model.layout.dim):
                 other = other or "was trained with another model than given now"

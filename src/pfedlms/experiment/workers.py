@@ -21,6 +21,7 @@ from pfedlms.experiment.loop import signals
 from pfedlms.experiment.prepare import cache_data_sets
 from pfedlms.experiment.problem import Problem
 from pfedlms.experiment.runs import Run
+from pfedlms.methods import METHODS
 
 Outcomes = Generator[tuple[Run, Callable[[], Run]], None, None]
 """Runs, each with a function that returns its result, or raises the error that ended it."""
@@ -31,10 +32,10 @@ class _Worker:
 
     run: Run | None = None
 
-    def __init__(self, problem: Problem, place: int) -> None:
+    def __init__(self, problem: Problem, place: int, imports: Sequence[str]) -> None:
         self.place = place
         self.pipe, far_end = get_context("spawn").Pipe()
-        arguments = far_end, problem, list(plugins.IMPORTED_MODULES)
+        arguments = far_end, problem, imports
         self.process = get_context("spawn").Process(target=_worker_main, args=arguments)
         try:
             self.process.start()
@@ -87,6 +88,8 @@ def train_in_parallel(runs: Sequence[Run], callbacks: Sequence[Any], workers: in
     its result. This process calls callbacks at the start and the end of every run. It passes a signal on to the
     workers; after a signal, and after `deadline`, no run is started."""
     call, waiting, stop_signal = Callbacks(callbacks), list(runs), 0
+    methods = {METHODS[run.config.method].__module__ for run in runs} - {"__main__"}
+    imports = [*plugins.IMPORTED_MODULES, *sorted(name for name in methods if not name.startswith("pfedlms."))]
     pool: list[_Worker] = []
     try:
         with signals() as received_signal:
@@ -97,7 +100,7 @@ def train_in_parallel(runs: Sequence[Run], callbacks: Sequence[Any], workers: in
                     idle = next((worker for worker in pool if worker.run is None), None)
                     if idle is None:
                         place = min(set(range(workers)) - {worker.place for worker in pool})
-                        idle = _Worker(waiting[0].problem, place)
+                        idle = _Worker(waiting[0].problem, place, imports)
                         pool.append(idle)
                     run = waiting.pop(0)
                     idle.start(run, workers)
@@ -149,6 +152,11 @@ def _train_run(run: Run, overrides: dict[str, Any]) -> tuple[str, Any, Sequence[
     """Train a run, which writes its results to its folder. Returns the message of the error that ended it, if one did,
     the summary if the other runs of the study go on after this error, and the arguments of a StorageError."""
     try:
+        if plugins.find_method(run.config.method) is None:
+            raise UsageError(
+                f"workers: the method {run.config.method!r} is not known in another process; put it into a module, "
+                "my_methods.py for instance, and import that, or leave workers out"
+            )
         run.train(new=not run.has_started, **overrides)
     except StorageError as error:
         return str(error), None, (str(error.path), error.reason)

@@ -42,11 +42,11 @@ METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 
 
 def register(method: type[Method]) -> type[Method]:
-    """Make a method of your own known by its name; use as a decorator."""
-    if METHODS.get(method.name, method) is not method:
-        raise ValueError(
-            f"method: the name {method.name!r} is taken by {METHODS[method.name].__name__}; choose another"
-        )
+    """Make a method of your own known by its name; use as a decorator. The same class may be defined again, as in a
+    cell of a notebook that is run twice; then the later one counts."""
+    known = METHODS.get(method.name, method)
+    if (known.__module__, known.__qualname__) != (method.__module__, method.__qualname__):
+        raise ValueError(f"method: the name {method.name!r} is taken by {known.__name__}; choose another")
     METHODS[method.name] = method
     return method
 

@@ -87,13 +87,14 @@ class ClientWork(Protocol):
         ...
 
     def mean_gradient(self, cohort: Cohort, params: Tensor, phase: int) -> Tensor:
-        """Gradient of the task loss at `params: [clients, dim]`, averaged over the E batches of the phase's local
-        steps."""
+        """Gradient of the task loss at `params`, `[clients, dim]` or `[dim]`, averaged over the E batches of the
+        phase's local steps: `[clients, dim]`."""
         ...
 
     def losses(self, cohort: Cohort, params: Tensor, phase: int, step: int) -> Tensor:
-        """Task loss at `params: [clients, dim]` on the batch of local step `step` of the phase: `[clients]`, on the
-        clients' device. The forward pass is that of training; it does not change running statistics."""
+        """Task loss at `params`, `[clients, dim]` or `[dim]`, on the batch of local step `step` of the phase:
+        `[clients]`, on the clients' device, without a graph. The forward pass is that of training; it does not change
+        running statistics."""
         ...
 
     def class_features(self, cohort: Cohort) -> tuple[Tensor, Tensor]:
@@ -167,8 +168,9 @@ class Exchange(ABC, Generic[Total]):
     @abstractmethod
     def server_add(self, total: Total, ids: list[int], samples: list[int], values: Tensors) -> Total:
         """The total with some clients' decoded messages (leading axis: senders, ascending ids; N_k in `samples`).
-        Called once or more, in the order of ids. The engine reuses the tensors afterwards: copy values that must
-        last."""
+        Called once or more, in the order of ids; how many clients come in one call depends on `run.cohort_size`. For
+        the same bits with any grouping, add float64 sums of values times whole numbers, which are exact, or one client
+        after another. The engine reuses the tensors afterwards: copy values that must last."""
 
     @abstractmethod
     def server_reply(self, server: Tensors, total: Total, round: int) -> tuple[Tensors, Tensors]:
