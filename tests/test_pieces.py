@@ -192,7 +192,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: Sketch.of_vector(16, 0.1, 0, device="gpu0"), "device: got 'gpu0', expected 'cpu', 'cuda'"),
     (lambda: Sketch.of_vector(16, 0.1, 0, device=""), "device: got '', expected 'cpu', 'cuda'"),
     (lambda: SKETCH.spread_integers(np.ones(3)), r"sums: got float64 of shape \(3,\), expected .*float64.* \(12,\)"),
-    (lambda: SKETCH.spread_integers([1.0] * 12), r"sums: got list, expected an array of float64"),
+    (lambda: SKETCH.spread_integers([1.0] * 12), r"sums: got list of shape \(12,\), expected an array of float64"),
     (lambda: SKETCH.step(np.zeros(2, np.uint8), np.ones(2)), r"factors: got float64 .*, expected an array of float32"),
     (lambda: SKETCH.step(np.zeros(3, np.uint8), np.ones(2)), r"signs: got uint8 of shape \(3,\), .* another sketch"),
     (lambda: pull(tau=TAU[:1]), r"thresholds: got .* of shape \(1, 2\), expected floats of shape \[2, T\]"),
