@@ -191,6 +191,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: Sketch.of_vector(16, 0.1, -1), "seed: got -1, expected a whole number from 0 to"),
     (lambda: Sketch.of_vector(16, 0.1, 0, device="gpu0"), "device: got 'gpu0', expected 'cpu', 'cuda'"),
     (lambda: Sketch.of_vector(16, 0.1, 0, device=""), "device: got '', expected 'cpu', 'cuda'"),
+    (lambda: Sketch.of_vector(16, 0.1, 0, device=1.5), "device: got 1.5, expected 'cpu', 'cuda'"),
     (lambda: SKETCH.spread_integers(np.ones(3)), r"sums: got float64 of shape \(3,\), expected .*float64.* \(12,\)"),
     (lambda: SKETCH.spread_integers([1.0] * 12), r"sums: got list of shape \(12,\), expected an array of float64"),
     (lambda: SKETCH.step(np.zeros(2, np.uint8), np.ones(2)), r"factors: got float64 .*, expected an array of float32"),

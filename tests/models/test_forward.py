@@ -587,7 +587,8 @@ class Positional(nn.Linear):
         self.register_buffer("table", torch.zeros(12), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        self.table = torch.arange(x.shape[1]).float()
+        if not self.table.any():
+            self.table = torch.arange(x.shape[1]).float()
         return super().forward(x + self.table)
 
 
