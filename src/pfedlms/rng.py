@@ -188,6 +188,6 @@ def forked_generators(device: torch.device, seed: int | None = None) -> Iterator
         random.setstate(kept[1])
 
 
-def generators_state() -> tuple[Any, ...]:
-    """What changes when something is drawn on the host from the generators that `forked_generators` keeps."""
-    return torch.random.get_rng_state().tolist(), pickle.dumps(np.random.get_state()), random.getstate()
+def generators_state() -> bytes:
+    """The states of the generators that `forked_generators` keeps on the host: any draw changes them."""
+    return pickle.dumps((torch.get_rng_state().numpy(), np.random.get_state(), random.getstate()))

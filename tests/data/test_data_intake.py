@@ -284,6 +284,11 @@ def test_a_loss_of_its_own_gets_whole_numbers_as_they_are(targets: list[Any], cl
         assert pool.y.tolist() == np.concatenate(targets).tolist()
 
 
+def test_whole_numbers_that_are_objects_are_not_renumbered_either() -> None:
+    with pytest.raises(DataError, match="got targets of type object, expected an array of numbers"):
+        read([(X, (Y + 1).astype(object))], any_targets=True)
+
+
 def test_classes_are_numbered_over_all_clients() -> None:
     """One client has cats and eels, the other only dogs."""
     first, second = Y != 1, Y == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,7 @@ class BatchStatistics(nn.Module):
         self.norm, self.head = nn.BatchNorm1d(64, track_running_stats=False), nn.Linear(64, 10)
 
     def forward(self, x: Tensor) -> Any:
-        return self.head(self.norm(x.flatten(1)))
+        return self.head(self.norm(x.flatten(1))) + 100  # beside which the differences are small
 
 
 @pytest.mark.parametrize("method", ["local", "fedavg", "fedproto"])
@@ -44,6 +45,30 @@ def test_clients_of_different_sizes_are_measured_on_their_own_samples_alone(meth
         with torch.no_grad():
             right = runs[0].model(client)(held.x[own]).argmax(1) == held.y[own]
         assert runs[0].metrics[-1]["client_acc"][client] == pytest.approx(100 * right.float().mean().item())
+
+
+class Drawing(nn.Linear):
+    """Draws its weights from NumPy and the scale of its samples from Python."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 10)
+        self.weight.data = torch.from_numpy(np.random.normal(size=(10, 64))).float()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(1) * random.random())
+
+
+def test_draws_from_numpy_and_python_follow_the_seed_of_the_run() -> None:
+    starts, ends = [], []
+    for seed in (1, 1, 2):
+        np.random.seed(len(ends))
+        random.seed(len(ends))
+        run = pfedlms.run("digits", Drawing, method="local", rounds=1, clients=2, local_steps=1, seed=seed)
+        starts.append(run.federation.model.initial)
+        ends.append(run.models[0]["weight"])
+    for first, same, other in (starts, ends):
+        assert torch.equal(first, same)
+        assert not torch.equal(first, other)
 
 
 def test_the_loss_of_a_round_is_weighted_by_samples() -> None:

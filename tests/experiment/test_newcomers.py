@@ -177,6 +177,15 @@ def test_labels_of_a_new_device_are_read_as_class_names_first() -> None:
         run.personalise((few, outputs))
 
 
+def test_targets_of_a_new_device_are_numbers_where_those_of_the_run_were() -> None:
+    """The run had 1 to 10, so a device that has only 0 and 1 has no classes either."""
+    loss = lambda outputs, y: (outputs - y[:, None]).square().mean(1)  # noqa: E731 - an argument
+    run = pfedlms.run((X, Y + 1), nn.Sequential(nn.Flatten(), nn.Linear(64, 1)), method="fedavg", loss=loss, **SMALL)
+    assert isinstance(run.personalise((X[:60], Y[:60] % 2)), nn.Module)
+    with pytest.raises(DataError, match="got the classes a, b, expected numbers, as the run had"):
+        run.personalise((X[:60], np.array(["a", "b"])[Y[:60] % 2]))
+
+
 def test_text_of_a_new_device_is_read_with_the_vocabulary_of_the_run(tmp_path: Path) -> None:
     clients = {name: ("the " + name + " ") * 30 for name in ("ant", "bee", "cat", "dog")}
     model = nn.Sequential(nn.Embedding(12, 4), nn.Linear(4, 12))

@@ -165,7 +165,7 @@ def test_a_grid_trains_every_method_with_every_value_and_seed() -> None:
     assert same_models(study.runs[-2].models, single_run.models)
     scores = {row: np.mean([r.validation_accuracy for r in study.runs if r.label == row]) for row in rows}
     best, by_test = study.best(), study.best("p_acc")
-    with pytest.raises(ConfigError, match="by: got 'pacc', expected one of: v_acc"):
+    with pytest.raises(ConfigError, match="by: got 'pacc', expected one of: p_acc"):
         study.best("pacc")
     assert (best["name"], best["score"]) == (max(scores, key=lambda row: scores[row]), max(scores.values()))
     assert by_test["score"] == max(np.mean([r.accuracy for r in study.runs if r.label == row]) for row in rows)

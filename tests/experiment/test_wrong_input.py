@@ -153,7 +153,7 @@ def test_a_wrong_run_is_refused_before_anything_is_written(given: dict[str, Any]
 
 STUDIES: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no validation": (pfedlms.sweep, {"by": "v_acc", "rounds": [1, 2]}, "by: got v_acc, but data.validation is 0"),
-    "no measure": (pfedlms.sweep, {"by": "acc", "rounds": [1, 2]}, "by: got 'acc', expected one of: v_acc, p_acc"),
+    "no measure": (pfedlms.sweep, {"by": "acc", "rounds": [1, 2]}, "by: got 'acc', expected one of: p_acc, v_acc"),
     "no shared model": (pfedlms.sweep, {"by": "g_acc", "rounds": [1, 2]}, "local has no shared model"),
     "no values": (pfedlms.sweep, {"learning_rate": []}, "got no setting with several values"),
     "a value twice": (pfedlms.sweep, {"learning_rate": [0.1, 0.1]}, "expected every value once"),

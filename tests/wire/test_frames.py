@@ -26,7 +26,7 @@ from pfedlms.errors import (
     VersionError,
     WireError,
 )
-from pfedlms.wire import Floats, Message
+from pfedlms.wire import Floats, Mask, MaskedBytes, Message
 from pfedlms.wire.frames import HEADER_BYTES, Intake, agreement_digest, frame, frame_rows
 
 DIGEST = bytes(range(1, 9))
@@ -206,6 +206,10 @@ def test_rows_have_the_frames_of_single_messages() -> None:
             frame_rows(message, rows, senders=[1, 4, 9], samples=[2, 5, 10], out=wrong, **header)
     with pytest.raises(ValueError, match=r"out: got .* expected uint8 \[2, "):
         frame_rows(message, rows, senders=[1, 4], samples=[2, 5], out=out, **header)
+    uneven = Message(0, (Mask("mask", 1), MaskedBytes("rest", "mask", 2)))
+    values = {"mask": np.array([[True], [False]]), "rest": np.zeros((2, 2), np.uint8)}
+    with pytest.raises(ValueError, match="values: got rows of different sizes"):
+        frame_rows(uneven, values, senders=[1, 4], samples=[2, 5], out=out, **header)
 
 
 # Memory.

@@ -120,24 +120,18 @@ class FederatedData:
 def partitioned(pool: Pool, how: Partitioning) -> FederatedData:
     """Partition samples over clients as `assign` does it. Each client's samples are then split 75/25 into train and
     test, and the share `how.validation` of train is held out. Clients that were given one by one keep their samples."""
-    if pool.client_indices:
-        data = from_client_indices(pool, pool.client_indices, how.seed, how.validation)
-        names = pool.client_names or tuple(map(str, range(data.clients)))
-        return _named(_separate_newcomers(replace(data, client_names=names), how))
-    scheme = pool.resolve_scheme(how.scheme)
+    sets: Sequence[Indices | tuple[Indices, Indices]] = pool.client_indices
+    scheme = "given" if sets else pool.resolve_scheme(how.scheme)
     if pool.tokens and scheme != "given":
         raise DataError(f"data.partition: got {how.scheme!r}, but text belongs to its clients; leave it out")
-    least = max(2, how.min_samples)
-    sets = assign(pool.strata, replace(how, scheme=scheme, min_samples=least), pool.owner, pool.client_names)
-    names = pool.client_names if scheme == "given" else ()
+    if not sets:
+        least = max(2, how.min_samples)
+        sets = assign(pool.strata, replace(how, scheme=scheme, min_samples=least), pool.owner, pool.client_names)
+    names = (pool.client_names or tuple(map(str, range(len(sets))))) if scheme == "given" else ()
     data = from_client_indices(pool, sets, how.seed, how.validation)
-    return _named(_separate_newcomers(replace(data, client_names=names, scheme=scheme), how))
-
-
-def _named(data: FederatedData) -> FederatedData:
-    """The data without names of clients that say no more than their numbers."""
-    trivial = all(name == str(client) for client, name in enumerate(data.client_names))
-    return replace(data, client_names=()) if trivial else data
+    data = _separate_newcomers(replace(data, client_names=names, scheme=scheme), how)
+    say_no_more_than_numbers = all(name == str(client) for client, name in enumerate(data.client_names))
+    return replace(data, client_names=()) if say_no_more_than_numbers else data
 
 
 def _separate_newcomers(data: FederatedData, how: Partitioning) -> FederatedData:

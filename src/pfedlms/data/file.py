@@ -307,21 +307,21 @@ def _running_text(path: Path, inputs: list[str], targets: list[str]) -> str:
     """The text from which windows were cut. A window that shares less than half of itself with the one before begins on
     a new line; with a warning, if that is most of them."""
     pieces: list[str] = []
-    before, breaks = "", 0
+    before, lines = "", 0
     for window, following in zip(inputs, targets, strict=True):
         lengths = range(min(len(window), len(before)), max(0, (len(window) - 1) // 2), -1)
         shared = next((length for length in lengths if before.endswith(window[:length])), 0)
-        breaks += not shared and bool(pieces)
-        pieces.append("\n" * (not shared and bool(pieces)) + window[shared:] + following)
+        lines += not shared
+        pieces.append("\n" * (not shared) + window[shared:] + following)
         before = window + following
-    if breaks > len(inputs) // 2:
+    if lines - 1 > len(inputs) // 2:
         warnings.warn(
             f"{path}: most windows of text share less than half of themselves with the one before, so each of these "
             "begins on a new line; give running text if that is wrong",
             DataWarning,
             stacklevel=2,
         )
-    return "".join(pieces)
+    return "".join(pieces)[1:]  # without the newline before the first line
 
 
 def _read_json_lines(path: Path) -> Columns:

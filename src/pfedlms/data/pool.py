@@ -195,7 +195,8 @@ def _pixels(image: Any, name: str) -> NDArray[np.float32]:
 
 def _are_classes(targets: Sequence[Any]) -> bool:
     """Whether the targets of all parts are labels of classes: vectors of booleans, of names, or of class numbers."""
-    columns = [np.asarray(y) for y in targets]
+    columns = [as_array(y, "targets") for y in targets]
+    columns = [np.array(column.tolist()) if column.dtype.kind == "O" else column for column in columns]
     if any(column.ndim != 1 or column.dtype.kind not in "iubUSO" for column in columns):
         return False
     numbers = [column for column in columns if column.dtype.kind in "iu" and len(column)]

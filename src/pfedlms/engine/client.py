@@ -339,7 +339,7 @@ class LocalWorker:
     def class_features(self, cohort: Cohort) -> tuple[Tensor, Tensor]:
         """See `ClientWork`."""
         clients, classes = len(cohort.ids), self._data.classes
-        if self._must_not_pad(cohort, self._data.train):
+        if clients > 1 and self._mixes_samples:
             alone = [self.class_features(cohort.rows(slice(row, row + 1))) for row in range(clients)]
             means, sizes = zip(*alone, strict=True)
             return torch.cat(means), torch.cat(sizes)
@@ -367,7 +367,7 @@ class LocalWorker:
         """Correct predictions (or summed scores) and summed loss of each client's `params` on its own samples of
         `split`, with its own running statistics."""
         self._data.prefetch(cohort.ids)
-        if self._must_not_pad(cohort, split):
+        if len(cohort.ids) > 1 and self._mixes_samples:
             rows = [slice(row, row + 1) for row in range(len(cohort.ids))]
             every = params.expand_as(cohort.params)
             scores, losses = zip(*(self.evaluate(cohort.rows(row), every[row], split) for row in rows), strict=True)
@@ -389,23 +389,17 @@ class LocalWorker:
             for_each_in_threads(measure, self._model.parts(len(cohort.ids)))
         return results[:, 0].to(self._score_dtype), results[:, 1]
 
-    def _must_not_pad(self, cohort: Cohort, split: Sequence[Indices]) -> bool:
-        """Whether clients must be evaluated one by one: they have different numbers of samples, and an output depends
-        on the other samples of its batch, among which there would be padding."""
-        return len({len(split[client]) for client in cohort.ids}) > 1 and self._mixes_samples
-
     @cached_property
     def _mixes_samples(self) -> bool:
-        """Whether outputs depend on the other samples of the batch also in evaluation, as with batch norm without
-        running statistics: those of three samples, alone and with a fourth one, differ by more than rounding."""
-        cohort = self._model.cohort((0,), (1,))
-        x = self._samples_at(torch.arange(4, device=self._data.x.device).unsqueeze(0) % len(self._data.x))
-        outputs = []
-        for batch in (x[:, :3], x):
+        """Whether an output depends on the other samples of its batch in evaluation, too, as with batch norm without
+        running statistics. Then clients are evaluated one by one, because padding would change their outputs."""
+        cohort, outputs = self._model.cohort((0,), (1,)), []
+        x = self._samples_at(torch.arange(8, device=self._data.x.device).unsqueeze(0) % len(self._data.x))
+        for others in (x[:, 4:], x[:, :4]):
+            batch, buffers = torch.cat([x[:, :4], others], dim=1), _copy(cohort.buffers)
             with torch.no_grad(), self._seeded(cohort, "evaluation"):
-                buffers = _copy(cohort.buffers)
-                outputs.append(self._model.forward(cohort.params, buffers, batch, training=False)[0][:, :3].float())
-        return bool((outputs[0] - outputs[1]).abs().max() > 0.1 * outputs[0].abs().max())
+                outputs.append(self._model.forward(cohort.params, buffers, batch, training=False)[0][:, :4])
+        return not torch.equal(*outputs)
 
     def _scores(self, cohort: Cohort, indices: Tensor, objective: Objective, rate: Rate) -> tuple[Cohort, Tensor]:
         """Summed scores and losses on the samples at `indices`, `[clients, 2]`. The signature is that of `_steps`, so

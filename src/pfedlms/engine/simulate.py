@@ -298,7 +298,7 @@ class InProcess:
                 if aggregation.take_rows(on_gpu, ids, samples):
                     return len(ids) * message.max_bytes
             rows = to_arrays(rows)
-        size = message.rows_size(rows) if links.is_perfect and message.supports_rows else None
+        size = message.rows_size(rows) if links.is_perfect else None
         if size is not None:
             frames = self._frame_buffer(len(ids), HEADER_BYTES + size)
             frame_rows(message, rows, round=round, senders=ids, samples=samples, digest=digest, out=frames)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -142,8 +143,8 @@ class Callbacks:
     @staticmethod
     def _call(callback: Any, name: str, *arguments: Any) -> None:
         method = getattr(callback, name, None)
-        if method is not None:  # it may take entries out of a record, which the run still needs
-            method(*(dict(value) if isinstance(value, Mapping) else value for value in arguments))
+        if method is not None:  # it may change its record, which the run still needs
+            method(*(copy.deepcopy(value) if isinstance(value, Mapping) else value for value in arguments))
 
 
 @contextmanager

@@ -144,12 +144,12 @@ def _device_data(pool: Pool, like: FederatedData, summary: Mapping[str, Any]) ->
     names = tuple(summary.get("classes") or map(str, range(like.classes)))
     if pool.tokens and pool.names != names:
         raise DataError("data: got another vocabulary than the run's; pass the text itself, or vocabulary=run.classes")
-    if not like.classes and pool.names:
-        raise DataError(f"data: got the classes {', '.join(pool.names)}, expected numbers, as the run had")
-    if like.classes and not pool.tokens:
-        pool = replace(pool, y=class_numbers(pool, names), classes=len(names), names=names)
-    elif not like.classes:
+    if not like.classes:
+        if pool.names:
+            raise DataError(f"data: got the classes {', '.join(pool.names)}, expected numbers, as the run had")
         pool = replace(pool, classes=0)
+    elif not pool.tokens:
+        pool = replace(pool, y=class_numbers(pool, names), classes=len(names), names=names)
     train = np.arange(len(pool.y))
     x, y = torch.from_numpy(pool.x), torch.from_numpy(pool.y)
     return FederatedData(x, y, (train,), (train,), pool.classes, names=pool.names, tokens=pool.tokens)

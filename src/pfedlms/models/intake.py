@@ -95,7 +95,7 @@ def check_trains(module: nn.Module, sample: Tensor) -> None:
     )
     before = _tensor_attributes(first)
     try:
-        places = _places(first)  # fails in torch.inference_mode
+        places = {name: _place(value) for name, value in first.named_parameters()}  # fails in torch.inference_mode
         # Small operators wait for threads longer than they compute.
         with torch.enable_grad(), rng.forked_generators(sample.device), one_thread_per_operator():
             with torch.autograd.graph.disable_saved_tensors_hooks(again):
@@ -108,8 +108,10 @@ def check_trains(module: nn.Module, sample: Tensor) -> None:
         raise
     except Exception as error:  # it is the user's own and may raise anything
         raise UsageError(f"model: cannot be trained ({reason(error)})") from error
-    for name, place in _places(first).items():
-        if place != places[name]:
+    given = dict(module.named_parameters())
+    for name, parameter in first.named_parameters():
+        kept = torch.allclose(parameter, given[name], rtol=0, atol=0, equal_nan=True)  # .data does not count writes
+        if parameter.requires_grad and not (kept and _place(parameter) == places[name]):
             raise UsageError(
                 f"model: a call writes into its parameter {name}, as nn.Embedding does with max_norm, so that "
                 "evaluations would change what is trained; compute with a changed copy of it (torch.renorm(weight, …)) "
@@ -132,9 +134,9 @@ def check_trains(module: nn.Module, sample: Tensor) -> None:
             )
 
 
-def _places(module: nn.Module) -> dict[str, tuple[int, int]]:
-    """How often each trained parameter was written into, as far as autograd knows, and where it is stored."""
-    return {name: (p._version, p.data_ptr()) for name, p in module.named_parameters() if p.requires_grad}
+def _place(parameter: Tensor) -> tuple[int, int]:
+    """Where a parameter is stored, and how often it was written into, as far as autograd counts."""
+    return parameter.data_ptr(), parameter._version
 
 
 def _call(module: nn.Module, sample: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ MEASURES = {
 
 def check_measure(by: str) -> None:
     if by not in MEASURES:
-        raise ConfigError([f"by: got {by!r}, expected one of: v_acc, p_acc, g_acc"])
+        raise ConfigError([f"by: got {by!r}, expected one of: {', '.join(MEASURES)}"])
 
 
 _NOT_COMPARED = ("run.out", "run.seed", "method.name")

@@ -291,12 +291,10 @@ class Sketch:
     def _check_host(name: str, values: Array, dtype: type[np.generic], size: int) -> None:
         """Refuse what is no vector of this type and size, because kernels do not check bounds."""
         if not isinstance(values, np.ndarray) or values.dtype != dtype or values.shape != (size,):
-            got = (
-                f"{values.dtype} of shape {tuple(values.shape)}" if hasattr(values, "dtype") else type(values).__name__
-            )
+            kind = getattr(values, "dtype", type(values).__name__)
             raise ValueError(
-                f"{name}: got {got}, expected an array of {dtype.__name__} of shape ({size},); if only the shape "
-                "differs, it is of another sketch"
+                f"{name}: got {kind} of shape {tuple(np.shape(values))}, expected an array of {dtype.__name__} of "
+                f"shape ({size},); if only the shape differs, it is of another sketch"
             )
 
     def _layers(self) -> Iterator[tuple[Place, Tensor, Tensor]]:

@@ -299,14 +299,10 @@ class Message:
             raise OversizedError(f"payload: got {length} bytes, expected {at}")
         return known
 
-    @cached_property
-    def supports_rows(self) -> bool:
-        """Whether all fields are `RowField`s, so that many senders' messages can be encoded at once."""
-        return len(self._rows) == len(self.fields)
-
     def rows_size(self, values: Values) -> int | None:
-        """Bytes of the payload in every row of `values: [senders, …]`; None if rows differ."""
-        sizes = [part.rows_size(values) for part in self._rows]
+        """Bytes of the payload in every row of `values: [senders, …]`; None if rows differ, or if a field is no
+        `RowField`, so that messages must be encoded one by one."""
+        sizes = [part.rows_size(values) if isinstance(part, RowField) else None for part in self.fields]
         return None if None in sizes else sum(filter(None, sizes))
 
     def write_rows(self, values: Values, out: Array) -> None:

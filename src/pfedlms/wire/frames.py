@@ -103,15 +103,15 @@ def frame_rows(
     out: Array,
 ) -> None:
     """Encode every row of `values: [senders, …]` as a frame, a row of `out`, uint8 `[senders, HEADER_BYTES +
-    message.rows_size(values)]`; for a message that `supports_rows`."""
-    size = message.rows_size(values) if message.supports_rows else None
+    message.rows_size(values)]`."""
+    size = message.rows_size(values)
     if size is None:
         raise ValueError("values: got rows of different sizes, or fields that are encoded one by one; use frame")
     expected = len(senders), HEADER_BYTES + size
     if out.dtype != np.uint8 or out.shape != expected:
         raise ValueError(f"out: got {out.dtype} {list(out.shape)}, expected uint8 {list(expected)}, a row per sender")
     message.write_rows(values, out[:, HEADER_BYTES:])
-    out[:, : _HEADER.size] = _headers(message, round, out.shape[1] - HEADER_BYTES, digest, senders, samples)
+    out[:, : _HEADER.size] = _headers(message, round, size, digest, senders, samples)
     out[:, _CHECKSUM] = np.array(_checksums(out), dtype="<u4")[:, None].view(np.uint8)
 
 
