@@ -417,6 +417,14 @@ def test_a_pipe_that_closes_early_causes_no_traceback() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")
+def test_output_that_cannot_be_written_is_named() -> None:
+    with open("/dev/full", "w") as full:
+        line = [sys.executable, "-m", "pfedlms", "datasets"]
+        done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert done.stderr == "error: standard output: No space left on device\n"
+
+
 def test_live_progress_shows_round_accuracy_bytes_and_time() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=140, legacy_windows=False)
     settings: dict[str, Any] = {key.split(".")[1]: value for key, value in SMALL.items()}

@@ -29,6 +29,7 @@ from pfedlms.models import Layer, Layout, flat_layout
 from pfedlms.pull import Pull
 from pfedlms.quantise import normal_quantiles, statistics, symbols_of, thresholds_of
 from pfedlms.sketch import Sketch
+from pfedlms.sketch.hadamard import fwht_
 
 MODULES = {
     pfedlms.aggregate: {"Vote", "WeightedMean", "pool_statistics", "weighted_median"},
@@ -192,6 +193,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: Sketch.of_vector(16, 0.1, 0, device="gpu0"), "device: got 'gpu0', expected 'cpu', 'cuda'"),
     (lambda: Sketch.of_vector(16, 0.1, 0, device=""), "device: got '', expected 'cpu', 'cuda'"),
     (lambda: Sketch.of_vector(16, 0.1, 0, device=1.5), "device: got 1.5, expected 'cpu', 'cuda'"),
+    (lambda: fwht_(np.zeros(4, np.float32)), r"fwht_: got ndarray, expected a tensor.*torch\.from_numpy\(values\)"),
     (lambda: SKETCH.spread_integers(np.ones(3)), r"sums: got float64 of shape \(3,\), expected .*float64.* \(12,\)"),
     (lambda: SKETCH.spread_integers([1.0] * 12), r"sums: got list of shape \(12,\), expected an array of float64"),
     (lambda: SKETCH.step(np.zeros(2, np.uint8), np.ones(2)), r"factors: got float64 .*, expected an array of float32"),
@@ -227,6 +229,8 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: limit_weights([10, 80], float("nan")), "share: got nan, expected at most 1"),
     (lambda: outliers(ONE[0], 10), r"values: got shape \(1,\), expected \[clients, entries\]; pass one number each"),
     (lambda: statistics(X, [5, 5]), r"sketched: got shape \(2, 21\), expected \[clients, 10\] or \[10\]; pass"),
+    (lambda: statistics(X, [21, 0]), r"sizes: got \[21, 0\], expected at least 1 each; pass sketch\.sizes"),
+    (lambda: statistics(X, [22, -1]), r"sizes: got \[22, -1\], expected at least 1 each"),
     (lambda: statistics(X * 1j, [16, 5]), r"sketched: got a tensor of torch.complex64 .*, expected .* real numbers"),
     (lambda: symbols_of(X, TAU[:1], [16, 5]), r"thresholds: got shape \(1, 2\), expected \[2, T\], one row per layer"),
     (lambda: symbols_of(X, torch.zeros(2, 256), [16, 5]), r"thresholds: got shape \(2, 256\), .* T from 1 to 255; "),

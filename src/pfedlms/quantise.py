@@ -34,6 +34,8 @@ def statistics(sketched: Values, sizes: Sequence[int]) -> tuple[Values, Values]:
 def _split_layers(sketched: Tensor | Array, sizes: Sequence[int]) -> tuple[Tensor, ...]:
     """Sketches `[clients, Σ m]`, or one sketch, split into the parts of the layers."""
     rows = as_tensor("sketched", sketched)
+    if min(sizes, default=0) < 1:
+        raise ValueError(f"sizes: got {list(sizes)}, expected at least 1 each; pass sketch.sizes")
     if rows.ndim not in (1, 2) or rows.shape[-1] != sum(sizes):
         raise ValueError(
             f"sketched: got shape {tuple(rows.shape)}, expected [clients, {sum(sizes)}] or [{sum(sizes)}]; pass the "

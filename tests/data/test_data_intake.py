@@ -15,6 +15,7 @@ import pandas
 import pytest
 import torch
 from PIL import Image
+from scipy.sparse import csr_matrix
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, StackDataset, Subset, TensorDataset
 
@@ -122,6 +123,7 @@ POOLS: dict[str, tuple[Callable[[], Any], Any]] = {
     "(train, test) Datasets": (lambda: (tensors(*TRAIN), Items(*TEST)), X),
     "DatasetDict of other splits": (lambda: Tables(a=Table(x=TRAIN[0], y=TRAIN[1]), b=Table(x=TEST[0], y=TEST[1])), X),
     "dict of splits": (lambda: {"train": TRAIN, "test": TEST}, X),
+    "dict of splits in capitals": (lambda: {"Train": TRAIN, "TEST": TEST}, X),
     "some whole numbers": (lambda: ((TOKENS[:40], Y[:40]), (TOKENS[40:] / 1.0, Y[40:])), TOKENS.astype(np.float32)),
 }  # fmt: skip
 
@@ -363,6 +365,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "ragged": (lambda: (RAGGED, Y), "data: samples must be arrays of numbers, all of one shape .* pad, cut or resize"),
     "text": (lambda: (TEXTS.tolist(), Y), "got samples that are text, .* token ids first"),
     "objects": (lambda: ([{"a": 1}] * 60, Y), "got samples of type object, expected an array of numbers"),
+    "columns of two kinds": (
+        lambda: (pandas.DataFrame({"a": X[:, 0], "b": X[:, 1] > 0}), Y),
+        r"samples of type object, .*; turn .*pandas\.get_dummies\(df\)\.astype\('float32'\)",
+    ),
+    "sparse matrix": (lambda: (csr_matrix(X), Y), r"data: got no samples, .*; give its toarray\(\)"),
+    "train beside no split": (lambda: {"train": TRAIN, "bus": TEST}, "dict with train beside 'bus', .* or call the"),
     "NaN": (lambda: (X * np.nan, Y), "data: samples hold NaN or infinite values; clean them first"),
     "images of 16 bits": (
         lambda: ([Image.fromarray(pixels[..., 0].astype(np.uint16)) for pixels in PIXELS], Y),
@@ -372,6 +380,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "masked labels": (lambda: (X, np.ma.masked_equal(Y, 1)), "data: labels: got a masked array"),
     "beyond float32": (lambda: (X.astype(np.float64) * 1e300, Y), "NaN or infinite values"),
     "beyond int64": (lambda: (np.full((60, 2), 2**63, dtype=np.uint64), Y), "expected whole numbers below 2.63"),
+    "labels beyond int64": (lambda: (X, Y.astype(np.uint64) + 2**63), r"labels up to \d+, expected whole number"),
     "items without a label": (lambda: StackDataset(a=X, b=X), "got the columns a, b, expected one of label"),
     "broken items": (lambda: Broken(X, Y), "data: item 0 cannot be read .KeyError: 'missing'."),
     "columns of no name": (lambda: Table(a=X, b=X, label=Y), r"columns a, b, label, .*\(ds\['x'\], ds\['y'\]\)"),

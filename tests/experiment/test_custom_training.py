@@ -122,6 +122,15 @@ def test_a_model_with_wrapped_outputs_trains_like_one_without(wrap: Any) -> None
             torch.testing.assert_close(own[name], value)
 
 
+@pytest.mark.filterwarnings("ignore")  # of the compiler, where it meets a rule of vmap
+def test_a_compiled_module_trains_like_its_module() -> None:
+    settings = {**QUICK, "method": "fedavg", "rounds": 2}
+    plain = pfedlms.run(CLASSES, network, **settings)
+    compiled = pfedlms.run(CLASSES, lambda: torch.compile(network(), backend="eager"), **settings)
+    for own, other in zip(plain.models, compiled.models, strict=True):
+        torch.testing.assert_close({f"_orig_mod.{name}": value for name, value in own.items()}, dict(other))
+
+
 @pytest.mark.parametrize("kind", ["double", "half"])
 def test_parameters_of_another_type_become_float32(kind: str) -> None:
     module = getattr(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)), kind)()

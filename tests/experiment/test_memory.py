@@ -44,6 +44,16 @@ def test_cohorts_are_even_and_fit(model: CohortModel, monkeypatch: pytest.Monkey
     assert memory.fitting_cohort(model, data, 16, participants=5) == min(5, size)
 
 
+def test_the_memory_of_a_compiled_model_is_counted_while_sizes_are_symbols() -> None:
+    """As that of its module, and the ten outputs once more, which the wrapper returns again: two samples, 16 times."""
+    module = build("dnn", (1, 8, 8), 10, 32, 0)
+    compiled = torch.compile(module, backend="eager", dynamic=True)
+    plain, wrapped = (
+        memory.working_bytes(CohortModel(each, torch.device("cpu")), digits(5), 16) for each in (module, compiled)
+    )
+    assert wrapped == plain + 16 * 2 * 4 * 10
+
+
 def test_clients_form_one_cohort_if_memory_is_unknown(model: CohortModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda device: None)
     assert memory.fitting_cohort(model, digits(5), 16) == 5

@@ -107,6 +107,7 @@ MODELS: dict[str, tuple[dict[str, Any], str]] = {
     "too few outputs": ({"model": lambda: nn.Linear(4, 1)}, r"model: got outputs of shape \(5, 1\) .* per class$"),
     "nothing to train": ({"model": nn.Flatten}, "no trainable parameters"),
     "traced": ({"model": lambda: torch.jit.trace(linear(), torch.zeros(1, 4))}, "model: is scripted or traced"),
+    "parallel": ({"model": lambda: nn.DataParallel(linear())}, "model: is wrapped in DataParallel .* model.module"),
     "complex": ({"model": lambda: Complex(4, 2)}, "model: its parameter other is torch.complex64, but clients"),
     "hook of a parameter": ({"model": lambda: with_hook("register_hook")}, "weight has a hook of its gradient"),
     "hook of a module's parameter": ({"model": with_hook("register_hook")}, "use a hook of the module"),
@@ -192,6 +193,29 @@ def test_the_remedies_that_messages_name_work() -> None:
         pfedlms.run((X, Y), linear, loss=lambda o, t: o.nowhere, **FEW)
     assert "floats" not in str(caught.value)  # that remedy would not help here
     pfedlms.run((X, Y), lambda: nn.Sequential(linear(), nn.GroupNorm(1, 2)), **{**FEW, "batch_size": 1})
+
+
+class Weighted(nn.Module):
+    """A loss that weights its parts by a parameter, as uncertainty weighting does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.zeros(()))
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return squared_error(outputs, targets) * torch.exp(-self.scale) + self.scale
+
+
+def test_parameters_that_a_loss_has_beside_the_model_are_warned_of() -> None:
+    """They are never trained: those of the loss, and those of the module that was given, which clients copy."""
+    given = linear()
+    for own in (Weighted(), lambda o, t: squared_error(o, t) + given.weight.norm()):
+        with pytest.warns(UserWarning, match="loss: depends on parameters besides the outputs, .* stay as they are"):
+            pfedlms.run((X, NUMBERS), given, loss=own, **FEW)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pfedlms.run((X, NUMBERS), given, loss=Weighted().requires_grad_(False), **FEW)
+        pfedlms.run((X, NUMBERS), given, loss=lambda o, t: squared_error(o, t) * given.weight.norm().detach(), **FEW)
 
 
 def test_a_custom_loss_without_its_function_is_refused() -> None:

@@ -96,7 +96,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         return 1
     except OSError as error:
         # A file of a run that cannot be written is a StorageError; this is about another path that the user gave.
-        say(f"error: {error.filename}: {error.strerror}")
+        say(f"error: {error.filename or 'standard output'}: {error.strerror}")
         return 2
 
 

@@ -28,7 +28,7 @@ from pfedlms.errors import DataError, reason
 Pair = tuple[ArrayLike, ArrayLike]
 _ONE_TENSOR = "one tensor per sample; flatten its parts, put one after the other, and split them in the model's forward"
 SPLITS = ("train", "validation", "valid", "val", "dev", "test")
-"""A dict that has `train` and no other keys than these is one data set in several splits."""
+"""A dict that has `train` is one data set in several splits, which have these names, in small or capital letters."""
 _LABEL_COLUMNS = ("label", "labels", "fine_label", "target", "targets", "y")
 _SAMPLE_COLUMNS = ("image", "img", "input_ids", "features", "x")
 _EXPECTED = (
@@ -94,7 +94,13 @@ def _dataset_splits(data: Any) -> list[tuple[str, Any]] | None:
         return [("data", data)]
     # A DatasetDict has column names for each of its splits, whatever the splits are called.
     is_dataset_dict = isinstance(getattr(data, "column_names", None), dict)
-    if isinstance(data, Mapping) and (is_dataset_dict or ("train" in data and set(data) <= set(SPLITS))):
+    if isinstance(data, Mapping) and (is_dataset_dict or "train" in {str(name).lower() for name in data}):
+        others = [name for name in data if str(name).lower() not in SPLITS]
+        if others and not is_dataset_dict:
+            raise DataError(
+                f"data: got a dict with train beside {others[0]!r}, expected the splits of one data set "
+                f"({', '.join(SPLITS)}) or clients; leave {others[0]!r} out, or call the client otherwise than train"
+            )
         return [(f"data, {name}", split) for name, split in data.items()]
     if isinstance(data, tuple) and len(data) == 2 and all(map(_is_dataset, data)):
         return list(zip(("data, train", "data, test"), data, strict=True))

@@ -117,16 +117,22 @@ def _as_numbers(value: Any, name: str, what: str = "samples") -> Samples:
     float32. Bytes with three or more axes are images and become float32."""
     x = as_array(value, f"{name}: {what}")
     if x.ndim == 0 or len(x) == 0:
-        raise DataError(f"{name}: got no {what}, expected an array [n, ...] with at least one")
+        sparse = "; give its toarray()" if hasattr(value, "toarray") else ""
+        raise DataError(f"{name}: got no {what}, expected an array [n, ...] with at least one{sparse}")
     if x.dtype.kind not in "fiub":
         text = x.dtype.kind in "US" or isinstance(x.flat[0], str | bytes)
+        remedy = (
+            "turn text into token ids first, or use pfedlms.data.texts to predict the next token"
+            if text
+            else "turn the columns of a table into floats first, dates and categories into numbers: "
+            "pandas.get_dummies(df).astype('float32')"
+        )
         raise DataError(
             f"{name}: got {what} {'that are text' if text else f'of type {x.dtype}'}, expected an array of numbers, "
-            "all of one shape; turn text into token ids first, or use pfedlms.data.texts to predict the next token"
+            f"all of one shape; {remedy}"
         )
     if x.dtype.kind in "iu" and not (what == "samples" and x.dtype == np.uint8 and x.ndim >= 3):
-        if x.dtype == np.uint64 and x.max() > np.iinfo(np.int64).max:
-            raise DataError(f"{name}: got {what} up to {x.max()}, expected whole numbers below 2^63")
+        _refuse_large(x, name, what)
         return np.require(x, np.int64, "C")
     with np.errstate(over="ignore"):  # too large a number becomes infinite, which is refused
         floats = np.require(x, np.float32, "C")
@@ -134,6 +140,12 @@ def _as_numbers(value: Any, name: str, what: str = "samples") -> Samples:
     if not all(np.isfinite(floats[start : start + _BLOCK]).all() for start in range(0, len(floats), _BLOCK)):
         raise DataError(f"{name}: {what} hold NaN or infinite values; clean them first")
     return floats
+
+
+def _refuse_large(x: NDArray[Any], name: str, what: str) -> None:
+    """Refuse whole numbers that int64 does not hold."""
+    if x.dtype == np.uint64 and x.max() > np.iinfo(np.int64).max:
+        raise DataError(f"{name}: got {what} up to {x.max()}, expected whole numbers below 2^63")
 
 
 def _concatenate(where: Sequence[str], parts: Sequence[Samples], what: str) -> Samples:
@@ -263,6 +275,7 @@ def label_column(value: Any, name: str, what: str = "label") -> tuple[str, NDArr
     if len(y) == 0:
         raise DataError(f"{name}: got no {what}s, expected one for each sample")
     if y.dtype.kind in "iu":
+        _refuse_large(y, name, f"{what}s")
         return "numbers", y.astype(np.int64)
     values: list[Any] = [label.decode(errors="replace") if isinstance(label, bytes) else label for label in y.tolist()]
     if missing := [row for row, label in enumerate(values) if _is_missing(label)]:

@@ -55,7 +55,7 @@ def working_bytes(model: CohortModel, data: FederatedData, batch_size: int) -> i
 
     def count(module: nn.Module, inputs: object, output: object) -> None:
         if isinstance(output, Tensor):
-            outputs.append(output.nbytes)
+            outputs.append(output.numel() * output.element_size())
         elif isinstance(output, tuple):  # a recurrent layer gives its state, too
             for part in output:
                 count(module, inputs, part)

@@ -35,6 +35,11 @@ def trainable_module(module: nn.Module, sample: Tensor, key: int) -> nn.Module:
             "model: is scripted or traced (torch.jit), so it cannot run with clients' parameters; give the module it "
             "was made from"
         )
+    if any(isinstance(part, nn.DataParallel | nn.parallel.DistributedDataParallel) for part in module.modules()):
+        raise UsageError(
+            "model: is wrapped in DataParallel or DistributedDataParallel, which cannot run with clients' parameters; "
+            "give the module inside, model.module"
+        )
     _refuse_hooks_of_parameters(module)
     for name, value in module.named_parameters():
         if value.is_complex() and value.requires_grad:
@@ -76,7 +81,7 @@ def outputs_of(returned: Any) -> Tensor:
         keys = f" with {', '.join(map(repr, returned))}" if isinstance(returned, Mapping) else ""
         raise UsageError(
             f"model: returns {type(returned).__name__}{keys}, expected a tensor, or something that has one as `logits`"
-            "; wrap the module in one that returns the outputs alone"
+            "; wrap the module in one that returns the outputs alone, several of them put together by torch.cat"
         )
     return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -90,6 +91,13 @@ def check_function(name: str, function: Any, outputs: Tensor, targets: Tensor) -
             "loss: got numbers without a gradient, expected a function of the outputs that autograd can follow; leave "
             "detach(), item(), NumPy, argmax and the like out of it"
         )
+    if is_loss and _has_other_leaves(values, trial):
+        warnings.warn(
+            "loss: depends on parameters besides the outputs, its own or those of the module that was given, which "
+            "stay as they are, because each client trains a copy of the model alone; put what is to be trained into "
+            "the model and its outputs, or detach() it",
+            stacklevel=2,
+        )
     stacked = CustomFunction(function, uses_vmap=True, given_name=given_name)
     try:
         with rng.forked_generators(outputs.device):
@@ -97,6 +105,20 @@ def check_function(name: str, function: Any, outputs: Tensor, targets: Tensor) -
     except Exception:  # vmap refuses branches on values, operations without a rule, and more
         return CustomFunction(function, uses_vmap=False, given_name=given_name)
     return stacked
+
+
+def _has_other_leaves(values: Tensor, trial: Tensor) -> bool:
+    """Whether autograd would find gradients of other tensors than `trial` in `values`."""
+    nodes, seen = [values.grad_fn], set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if getattr(node, "variable", trial) is not trial:  # the node of a leaf has it
+            return True
+        nodes += [before for before, _ in node.next_functions]
+    return False
 
 
 def _remedy(function: PerSample, outputs: Tensor, targets: Tensor) -> str:
