@@ -8,11 +8,15 @@ import os
 import pwd
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 import tomllib
+from base64 import b64decode
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import fields
 from io import BytesIO
 from pathlib import Path
@@ -67,6 +71,12 @@ def test_a_run_must_be_on_the_allow_list(tmp_path: Path) -> None:
     ):
         with pytest.raises(approval.NotApprovedError, match=expected):
             approval.check(file, content, override)
+
+
+def test_a_setting_that_is_not_declared_is_named(folder: Path) -> None:
+    with pytest.raises(UsageError, match=r"--run-config: got 'train\.rouns', .*did you mean train\.rounds\?"):
+        approval.approve(folder, {"train.rouns": 3})
+    assert not (folder / approval.NODE).exists()
 
 
 def test_every_setting_is_declared_with_its_meaning() -> None:
@@ -158,6 +168,10 @@ def test_keys_and_authorities_can_be_rotated(folder: Path) -> None:
     after = [(folder / name).read_bytes() for name in names]
     assert [old == new for old, new in zip(before, after, strict=True)] == [False, True, False, False]
     assert len(list((folder / "keys" / "old").iterdir())) == 4
+    for which in ("x", "-h", "node-1"):
+        done = call(folder, "./keys.sh", which)
+        assert (done.returncode, f"got {which}, expected server or the number" in done.stderr) == (2, True)
+    assert not list((folder / "keys").glob("node-[!0-9]*"))
     (folder / "certificates" / "ca.key").unlink()  # it is offline
     done = call(folder, "./certificates.sh")
     assert (done.returncode, "bring it back from where it is kept" in done.stderr) == (1, True)
@@ -166,27 +180,46 @@ def test_keys_and_authorities_can_be_rotated(folder: Path) -> None:
 PLACES = """#!/usr/bin/env bash
 echo "$@" >> "$FLWR_HOME/calls"
 case "$*" in
+    *list*)
+        [ ! -e "$FLWR_HOME/down" ] || exit 1
+        echo "{\\"nodes\\": [$(sed 's/.*/{"node-id": "&", "status": "online"}/' "$FLWR_HOME/nodes" | paste -sd,)]}" ;;
     *register*node-2.pub*) echo "[code: 7] something else" >&2; exit 1 ;;
-    *unregister*) exit 0 ;;
-    *register*) echo "{\\"success\\": true, \\"node-id\\": $(cat "$FLWR_HOME/next")}" ;;
+    *unregister*) sed -i "/^$3\\$/d" "$FLWR_HOME/nodes" ;;
+    *register*)
+        if [ -e "$FLWR_HOME/known" ]; then echo "[code: 23] Public key already in use."; exit 1; fi
+        echo "$(cat "$FLWR_HOME/next")" >> "$FLWR_HOME/nodes"
+        echo "{\\"success\\": true, \\"node-id\\": $(cat "$FLWR_HOME/next")}" ;;
 esac
 """
+"""A command like `flwr supernode`, with the ids of registered nodes in a file."""
 
 
-def test_registration_pins_places(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """A key has one place; a new key for a place revokes the old one; a failure is named and returns 2."""
+@pytest.fixture
+def pretended_flower(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], int]:
+    """Calls ./register.sh with a pretended `flwr`, which gives the next node this id."""
     beside = folder.parent / "bin"
     beside.mkdir()
     (beside / "flwr").write_text(PLACES)
     (beside / "flwr").chmod(0o755)
+    (folder / "flwr" / "nodes").touch()
     monkeypatch.setattr(sys, "executable", str(beside / "python"))
     monkeypatch.delenv("FLWR_HOME", raising=False)
-    home, file = folder / "flwr", folder / "places.json"
 
     def register(next_id: int) -> int:
-        (home / "next").write_text(str(next_id))
+        (folder / "flwr" / "next").write_text(str(next_id))
         return gate.main("register", folder)
 
+    return register
+
+
+def registration_calls(folder: Path) -> list[str]:
+    calls = [line.split()[1] for line in (folder / "flwr" / "calls").read_text().splitlines()]
+    return [call for call in calls if call != "list"]
+
+
+def test_registration_pins_places(folder: Path, pretended_flower: Callable[[int], int], capsys: Any) -> None:
+    """A key has one place; a new key for a place revokes the old one; a failure is named and returns 2."""
+    register, file = pretended_flower, folder / "places.json"
     assert register(1) == 2
     assert "./keys.sh K makes one" in capsys.readouterr().err
     subprocess.run(["./keys.sh", "0"], cwd=folder, check=True)
@@ -203,8 +236,7 @@ def test_registration_pins_places(folder: Path, monkeypatch: pytest.MonkeyPatch,
     subprocess.run(["./keys.sh", "--rotate", "0"], cwd=folder, check=True)
     assert register(9) == 0
     assert FlowerSection(nodes=str(file)).pinned_nodes(3) == {0: 9}
-    calls = [line.split()[1] for line in (home / "calls").read_text().splitlines()]
-    assert calls == ["register", "unregister", "register"]
+    assert registration_calls(folder) == ["register", "register", "unregister"]
     subprocess.run(["./keys.sh", "2"], cwd=folder, check=True)
     assert register(10) == 2
     assert "[code: 7] something else; is superlink.sh running?" in capsys.readouterr().err
@@ -216,7 +248,67 @@ def test_registration_pins_places(folder: Path, monkeypatch: pytest.MonkeyPatch,
     assert not (folder / "keys" / "node-0.pub").exists()
     assert gate.main("revoke", folder, "0") == 2
     events = [json.loads(line)["event"] for line in (folder / "audit" / "server.jsonl").read_text().splitlines()]
-    assert events == ["registered", "revoked", "registered", "revoked"]
+    assert events == ["registered", "registered", "revoked", "revoked"]
+
+
+def test_a_wrong_public_key_revokes_no_other(
+    folder: Path, pretended_flower: Callable[[int], int], capsys: Any
+) -> None:  # fmt: skip
+    """A file that is broken or has two places changes nothing. Keys whose files are swapped change places."""
+    keys, places = folder / "keys", folder / "places.json"
+    subprocess.run(["./keys.sh", "0", "1"], cwd=folder, check=True)
+    texts = [(keys / f"node-{place}.pub").read_text() for place in (0, 1)]
+    (keys / "node-1.pub").unlink()
+    assert pretended_flower(70) == 0
+    (keys / "node-1.pub").write_text(texts[1])
+    assert pretended_flower(71) == 0
+    before = places.read_text()
+    other_kind = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJdD7y3aLq454yWBdwLWbieU1ebz9/cu7/QEXn9OIeZJ"
+    for text, expected in [
+        ("hello", "node-1.pub: is no public key of a node, expected one that ./keys.sh K has made"),
+        (other_kind, "node-1.pub: is no public key of a node"),
+        (texts[0].replace("node 0", "of mine"), "keys/node-1.pub: is the key of place 0, too"),
+    ]:
+        (keys / "node-1.pub").write_text(text)
+        assert pretended_flower(72) == 2
+        assert expected in capsys.readouterr().err
+    (folder / "flwr" / "down").touch()
+    (keys / "node-1.pub").write_text(texts[1])
+    assert pretended_flower(72) == 2
+    assert "the registered nodes are not known" in capsys.readouterr().err
+    (folder / "flwr" / "down").unlink()
+    assert places.read_text() == before
+    assert "unregister" not in registration_calls(folder)
+    for place in (0, 1):
+        (keys / f"node-{place}.pub").write_text(texts[1 - place])
+    (folder / "flwr" / "known").touch()
+    with closing(sqlite3.connect(folder / "superlink.db")) as database, database:
+        database.execute("CREATE TABLE node (node_id INTEGER, public_key BLOB)")
+        rows = [(70 + place, b64decode(gate.key_header(texts[place]))) for place in (0, 1)]
+        database.executemany("INSERT INTO node VALUES (?, ?)", rows)
+    assert pretended_flower(72) == 0
+    assert FlowerSection(nodes=str(places)).pinned_nodes(3) == {0: 71, 1: 70}
+    assert "unregister" not in registration_calls(folder)
+
+
+def test_a_key_that_flower_does_not_know_any_more_is_named(
+    folder: Path, pretended_flower: Callable[[int], int], capsys: Any
+) -> None:  # fmt: skip
+    """A data base that is new gets the key again; a key that was revoked stays so, whatever places.json says."""
+    subprocess.run(["./keys.sh", "0"], cwd=folder, check=True)
+    assert pretended_flower(70) == 0
+    (folder / "flwr" / "nodes").write_text("")
+    assert pretended_flower(71) == 0
+    assert FlowerSection(nodes=str(folder / "places.json")).pinned_nodes(3) == {0: 71}
+    (folder / "flwr" / "nodes").write_text("")
+    (folder / "flwr" / "known").touch()
+    with closing(sqlite3.connect(folder / "superlink.db")) as database, database:
+        database.execute("CREATE TABLE node (node_id INTEGER, public_key BLOB)")
+        key = b64decode(gate.key_header((folder / "keys" / "node-0.pub").read_text()))
+        database.execute("INSERT INTO node VALUES (71, ?)", (key,))
+    capsys.readouterr()
+    assert pretended_flower(72) == 2
+    assert "this key was revoked, which cannot be undone; ./keys.sh --rotate K" in capsys.readouterr().err
 
 
 def test_the_check_names_a_port_changed_in_one_file_only(folder: Path) -> None:
@@ -257,6 +349,8 @@ def test_a_folder_of_the_last_version_is_upgraded(tmp_path: Path) -> None:
     (folder / "state" / "client-0.pt").write_bytes(b"")
     (folder / "state" / "client-0.pt").chmod(0o644)
     folder.chmod(0o755)
+    (tmp_path / "data of all").mkdir(mode=0o755)
+    (folder / "data").symlink_to(tmp_path / "data of all")
     with pytest.raises(UsageError, match="bring the folder up to date: pfedlms deploy upgrade"):
         check(folder)
     assert "port 8123 of the gate; port 8124 must not be open" in "\n".join(upgrade(folder))
@@ -273,6 +367,7 @@ def test_a_folder_of_the_last_version_is_upgraded(tmp_path: Path) -> None:
     assert all(
         path.stat().st_mode & 0o077 == 0 for path in (folder, folder / "state", folder / "state" / "client-0.pt")
     )
+    assert (tmp_path / "data of all").stat().st_mode & 0o777 == 0o755  # not the folder's own
     again = {path: path.read_bytes() for path in folder.glob("*.*")}
     upgrade(folder)
     assert {path: path.read_bytes() for path in folder.glob("*.*")} == again
@@ -313,8 +408,11 @@ def test_wrong_calls_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["init", str(tmp_path / "new"), "--server", "host:9000"], "--server: got 'host:9000'"),
         (["init", str(tmp_path / "new"), "--server", "a b"], "--server: got 'a b'"),
         (["init", str(tmp_path / "new"), "--method", "fedagv"], "did you mean fedavg"),
+        (["init", str(tmp_path / 'a"b%')], """got '"%' in the path, expected none of"""),
+        (["init", str(tmp_path / "two\nlines")], r"two\nlines': got '\n' in the path"),
         (["inti", str(tmp_path / "new")], "deploy: got 'inti'; did you mean init?"),
         (["check", str(tmp_path / "there")], "expected a folder of: pfedlms deploy init"),
+        (["approve", str(tmp_path / "there")], "expected a folder of: pfedlms deploy init"),
     ]:
         assert main(["deploy", *arguments]) == 2
         assert expected in capsys.readouterr().err
@@ -396,7 +494,10 @@ def test_the_user_that_runs_apps_cannot_read_the_nodes_key() -> None:
         subprocess.run(["./keys.sh"], cwd=folder, check=True)
         (folder / "approved.jsonl").touch()
         users = {**os.environ, "NODE_USER": "daemon", "APP_USER": "nobody"}
-        subprocess.run(["./users.sh"], cwd=folder, check=True, capture_output=True, env=users)
+        (folder / "data").mkdir(mode=0o700)
+        for file in ("data/x.csv", "mine.py"):
+            (folder / file).touch(0o600)
+        subprocess.run(["./users.sh", "data"], cwd=folder, check=True, capture_output=True, env=users)
         nobody = ["setpriv", f"--reuid={pwd.getpwnam('nobody').pw_uid}", f"--regid={pwd.getpwnam('nobody').pw_gid}"]
 
         def can(*command: str) -> bool:
@@ -406,6 +507,9 @@ def test_the_user_that_runs_apps_cannot_read_the_nodes_key() -> None:
         for file in ("keys/launcher-secret", "keys/server.pub", "approved.jsonl", "environment.sh"):
             assert can("cat", file), file
         assert can("touch", "state/model.pt")
+        assert can("cat", "data/x.csv")
+        assert not can("cat", "mine.py")  # nobody named it
+        assert not can("touch", "data/y.csv")
         assert not can("cat", "keys/node-0")
         assert not can("cat", "keys/server-signing.key")
         assert not can("sh", "-c", "echo '{}' >> approved.jsonl")

@@ -106,6 +106,14 @@ def test_the_check_says_why_a_server_cannot_be_reached(tmp_path: Path) -> None:
         thread.join()
         assert expected in found.said
         assert found.wrong == (expected != "is there, TLSv1.")
+    script = tmp_path / "f" / "certificates.sh"
+    script.write_text(script.read_text().replace("-days 397", "-days -1"))
+    subprocess.run([script], check=True, capture_output=True)
+    context.load_cert_chain(own / "server.pem", own / "server.key")
+    thread = serve_once(context, port := free_port())
+    found = _check_server(f"127.0.0.1:{port}", own / "ca.crt")
+    thread.join()
+    assert "certificate has expired); is this machine's clock right? If it is, ./certificates.sh on the" in found.said
     assert "cannot be reached (Connection refused)" in _check_server(f"127.0.0.1:{free_port()}", other_authority).said
     assert "ca.crt: is missing" in _check_server("127.0.0.1:1", tmp_path / "ca.crt").said
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import subprocess
 import time
@@ -24,8 +25,11 @@ from pfedlms.deploy.coordinator import RoundLog
 from pfedlms.deploy.envelope import Code, Envelope, Reason, Record, decode
 from pfedlms.deploy.nodes import largest_reply, message_bytes
 from pfedlms.deploy.run_setup import RunSetup
-from pfedlms.errors import UsageError, printable
+from pfedlms.errors import ConfigError, DataError, UsageError, printable
+from pfedlms.experiment.config import load_config
+from pfedlms.experiment.prepare import NAMED_PROBLEM
 from pfedlms.flower import audit
+from pfedlms.flower.config import NodeSection
 from pfedlms.flower.launcher import Launcher
 from pfedlms.flower.signing import strip_seal
 from pfedlms.flower.superlink import describe_violation
@@ -175,3 +179,38 @@ def test_differences_between_a_node_and_the_server_are_named(changed: dict[str, 
     here = {"pfedlms": "1.0", "torch": "2.0", "digest": "ab"}
     assert describe_differences(here, json.dumps(here | changed).encode()) == expected
     assert describe_differences(here, b"nothing") == "got no answer that can be read"
+
+
+@needs_flower
+def test_an_error_about_a_nodes_own_data_does_not_quote_them_to_the_server(tmp_path: Path) -> None:
+    """Flower sends an error's text to the server. The node's own log has all of it."""
+    from pfedlms.flower.apps import open_node
+
+    table = tmp_path / "data.csv"
+    table.write_text("patient,age,label\nJane Doe,70,yes\nJohn Doe,71,no\n")
+    data = {"dataset": "custom", "class_names": "no,yes", "sample_shape": "2", "clients": 2}
+    section, logged = NodeSection(partition_id=0, data=f"file:{table}"), list[logging.LogRecord]()
+    handler = logging.Handler()
+    handler.emit = logged.append  # type: ignore[method-assign]
+    logging.getLogger("flwr").addHandler(handler)
+    try:
+        with pytest.raises(DataError) as caught:
+            open_node(load_config(None, {"data": data}), section, tmp_path, NAMED_PROBLEM)
+    finally:
+        logging.getLogger("flwr").removeHandler(handler)
+    assert str(caught.value) == "its own data cannot be used (DataError); the log of that node says why"
+    assert caught.value.__context__ is None
+    assert "Jane Doe" in "".join(str(record.exc_info) for record in logged)
+    with pytest.raises(ConfigError, match=r"data\.sample_shape: got ''"):  # nothing of the data is in it
+        open_node(load_config(None, {"data": data | {"sample_shape": ""}}), section, tmp_path, NAMED_PROBLEM)
+
+
+@needs_flower
+def test_the_check_names_places_without_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pfedlms.flower import apps
+
+    carrier, said = SimpleNamespace(ask_all=lambda *_: {}, contested_places={}, nodes_without_place=()), list[str]()
+    monkeypatch.setattr(apps, "say", said.append)
+    for online, expected in (({0}, "1 of 3 places are taken, nobody is at 1, 2; the"), ({0, 1, 2}, "are taken; the")):
+        apps.check_nodes(load_config(None, {"data": {"clients": 3}}), carrier, online, bytes(8))  # type: ignore[arg-type]
+        assert expected in said[-1]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
 
-from pfedlms.errors import PfedlmsError, UsageError, printable
+from pfedlms.errors import PfedlmsError, UsageError, did_you_mean, printable
 from pfedlms.flower import audit
 
 NODE, SERVER = "approved.jsonl", "approved-server.jsonl"
@@ -43,6 +43,12 @@ def build(app: Path) -> bytes:
 
 def approve(folder: Path, settings: Mapping[str, Any], file: str = NODE) -> dict[str, Any]:
     """Add the app of this folder, with its own settings and these overrides, to an allow-list. Returns the entry."""
+    described = folder / "app" / "pyproject.toml"
+    if not described.is_file():
+        raise UsageError(f"{folder}: got no app/pyproject.toml, expected a folder of: pfedlms deploy init {folder}")
+    declared = declared_settings(described.read_text(encoding="utf-8"))
+    for key in settings.keys() - declared.keys():
+        raise UsageError(f"--run-config: got {key!r}, expected a key of {described}; {did_you_mean(key, declared)}")
     content = build(folder / "app")
     entry = {"app": _sha256(content), "configuration": configuration(content, settings), "settings": dict(settings)}
     if entry not in _entries(folder / file):

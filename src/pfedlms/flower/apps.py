@@ -29,7 +29,7 @@ from pfedlms.deploy.envelope import decode, refusal_text
 from pfedlms.deploy.nodes import message_bytes
 from pfedlms.deploy.run_setup import RunSetup
 from pfedlms.engine.transport import Code
-from pfedlms.errors import UsageError, printable
+from pfedlms.errors import ConfigError, DataError, RunDirectoryError, UsageError, printable
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.prepare import NAMED_PROBLEM
 from pfedlms.experiment.problem import Problem
@@ -76,12 +76,12 @@ def client_app(file: Path, custom: Problem | None) -> Any:
     def describe_node(data: bytes, context: Context) -> bytes:
         config, section, folder, key = settings(context)
         check_query(data, key, context.run_id, CHECK, context.node_id)
-        with Node(config, section.partition_id, folder, section.data or None, problem) as node:
+        with open_node(config, section, folder, problem) as node:
             return json.dumps({**versions(), "digest": node.run.hex(), "place": str(section.partition_id)}).encode()
 
     def execute(data: bytes, context: Context) -> bytes:
         config, section, folder, key = settings(context)
-        with Node(config, section.partition_id, folder, section.data or None, problem) as node:
+        with open_node(config, section, folder, problem) as node:
             reply = SealedNode(node, key).handle(data)
             remove_old_states(folder, node.path, section.keep)
         audit.append(folder / "audit.jsonl", **audit_fields(context.run_id, data, reply))
@@ -98,6 +98,21 @@ def client_app(file: Path, custom: Problem | None) -> Any:
     app.query(CHECK.partition(".")[2])(on_messages(describe_node))
     app.train(REQUEST.partition(".")[2])(on_messages(execute))
     return app
+
+
+def open_node(config: Config, section: NodeSection, folder: Path, problem: Problem) -> Node:
+    """Open the node. The text of an error goes to the server, and one about the node's own data may quote them (a cell
+    of a table): then the text stays in this node's log."""
+    try:
+        return Node(config, section.partition_id, folder, section.data or None, problem)
+    except (ConfigError, RunDirectoryError):
+        raise
+    except Exception as error:
+        if not section.data:
+            raise
+        logging.getLogger("flwr").exception("pfedlms: this node's own data cannot be used")
+        text = f"its own data cannot be used ({type(error).__name__}); the log of that node says why"
+    raise DataError(text)
 
 
 def audit_fields(flower_run: int, request: bytes, data: bytes) -> dict[str, Any]:
@@ -191,7 +206,9 @@ def check_nodes(config: Config, carrier: Carrier, online: set[int], run: bytes) 
     for node in sorted(carrier.nodes_without_place):
         results.append((f"node {node}: has no place among {config.data.clients}", True))
     facts = ", ".join(f"{name} {value}" for name, value in server.items())
-    results.append((f"{len(online)} of {config.data.clients} places are taken; the server has {facts}", False))
+    empty = ", ".join(str(client) for client in range(config.data.clients) if client not in online)
+    taken = f"{len(online)} of {config.data.clients} places are taken" + (f", nobody is at {empty}" if empty else "")
+    results.append((f"{printable(taken)}; the server has {facts}", False))
     for text, wrong in results:
         say(CHECK_RECORD + json.dumps({"text": text, "wrong": wrong}))
     if count := sum(wrong for _, wrong in results):

@@ -10,6 +10,7 @@ import sys
 import tomllib
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from http.client import HTTPException, HTTPSConnection
 from importlib.metadata import PackageNotFoundError, version
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -39,6 +40,8 @@ _CLOSED_PATHS = (
 """Paths that the gate must refuse to a client without a key."""
 _REFUSALS = (401, 404, 405)
 _SECRET_FILES = ("keys/*", "certificates/*.key", "state/*", "superlink.db")
+_WRONG_TIME = (9, 10)
+"""OpenSSL's codes of a certificate that is not valid yet, or not any more."""
 _LISTEN = "0A"
 """State of a listening socket in Linux's /proc/net/tcp."""
 
@@ -156,12 +159,17 @@ def _check_server(address: str, authority: Path) -> CheckResult:
     try:
         with closing(_connection(address, authority)) as connection:
             connection.connect()
+            certificate = dict(connection.sock.getpeercert() or {})
+            ends = datetime.fromtimestamp(ssl.cert_time_to_seconds(str(certificate["notAfter"])), UTC)
             text = f"{address} is there, {connection.sock.version()}, its certificate is of {authority.name}"
-            return CheckResult("server", text)
+            return CheckResult("server", f"{text}, until {ends:%Y-%m-%d}")
     except FileNotFoundError:
         text = f"{authority}: is missing; certificates.sh makes it on the server, copy it from there"
     except ssl.SSLCertVerificationError as error:
-        text = f"{address}: its certificate is refused ({error.verify_message}); is ca.crt its, SERVER its name?"
+        remedy = "is ca.crt its, SERVER its name?"
+        if error.verify_code in _WRONG_TIME:
+            remedy = "is this machine's clock right? If it is, ./certificates.sh on the server makes a new one"
+        text = f"{address}: its certificate is refused ({error.verify_message}); {remedy}"
     except ssl.SSLError as error:
         text = f"{address}: no TLS there ({error.reason}); start it with gate.sh"
     except OSError as error:

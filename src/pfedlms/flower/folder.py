@@ -58,6 +58,13 @@ def write_folder(
             raise UsageError(f"{name}: got {value}, expected a number from 1 to 65535")
     if port == link_port:
         raise UsageError(f"--link-port: got {link_port}, expected another one than --port")
+    # Its path stands in TOML, in systemd's units, and in quotes in --node-config.
+    path, not_allowed = str(folder.resolve()), "\"'\\$%`"
+    if found := {sign for sign in path if sign in not_allowed or not sign.isprintable()}:
+        signs = "".join(sorted(found))
+        raise UsageError(
+            f"{path!r}: got {signs!r} in the path, expected none of {' '.join(not_allowed)}; name another folder"
+        )
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder}: is not empty; name a folder that is not there yet")
     load_config(
@@ -186,7 +193,7 @@ def upgrade(folder: Path) -> list[str]:
             backup.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             shutil.copy2(folder / name, backup)
     write_files(folder, texts)
-    for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
+    for path in [folder, *(path for path in folder.rglob("*") if path.is_dir() and not path.is_symlink())]:
         path.chmod(0o700)
     for path in (*folder.glob("state/*"), *folder.glob("superlink.db*"), *folder.glob("run/**/*")):
         path.chmod(path.stat().st_mode & 0o700)

@@ -19,10 +19,12 @@ import sqlite3
 import subprocess
 import sys
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
 from pfedlms.deploy.nodes import message_bytes
@@ -45,24 +47,54 @@ _CUSTOM_MODEL_BODY = 64 << 20
 
 
 def register(folder: Path) -> None:
-    """Register new keys, revoke those that they replace, and open the gate to them."""
-    files = (folder / "keys").glob("node-*.pub")
-    keys = {int(match[1]): file for file in files if (match := re.fullmatch(r"node-(\d+)\.pub", file.name))}
-    if not keys:
-        raise UsageError(f"{folder / 'keys'}: got no node-K.pub; ./keys.sh K makes one, on the node's machine")
+    """Register new keys, open the gate to them, and revoke those that they replace. A revoked key is so for good, so
+    all files are checked before anything changes, and a key is revoked only once the new one has its place."""
     places = read_places(folder / PLACES)
-    for place, file in sorted(keys.items()):
-        key, before = file.read_text(encoding="utf-8").strip(), places.get(place)
-        if before and before["key"] == key:
+    keys = _public_keys(folder, places)
+    nodes, replaced, problems = _registered_nodes(folder), dict[int, int](), list[str]()
+    for place, key in sorted(keys.items()):
+        before = places.get(place)
+        if before and before["key"] == key and before["node"] in nodes:
             print(f"place {place} is of node {before['node']}, as before")
             continue
-        if before:
-            _unregister(folder, place, before["node"])
-        places[place] = {"node": _register_key(folder, file, key), "key": key}
+        try:
+            node = _register_key(folder, folder / "keys" / f"node-{place}.pub", key, nodes)
+        except UsageError as error:
+            problems.append(str(error))
+            continue
+        places[place] = {"node": node, "key": key}
         write_places(folder, places)
-        audit.append(folder / AUDIT, "registered", place=place, node=places[place]["node"], key=key)
-        print(f"place {place} is of node {places[place]['node']}")
+        audit.append(folder / AUDIT, "registered", place=place, node=node, key=key)
+        print(f"place {place} is of node {node}")
+        if before:
+            replaced[before["node"]] = place
+    for node in replaced.keys() & nodes - {entry["node"] for entry in places.values()}:
+        _unregister(folder, replaced[node], node)
     _reload(folder)
+    if problems:
+        raise UsageError("\n".join(problems))
+
+
+def _public_keys(folder: Path, places: Mapping[int, Mapping[str, Any]]) -> dict[int, str]:
+    """The public keys in keys/ by place. UsageError if one cannot be read or has two places."""
+    files = (folder / "keys").glob("node-*.pub")
+    named = {int(match[1]): file for file in files if (match := re.fullmatch(r"node-(\d+)\.pub", file.name))}
+    if not named:
+        raise UsageError(f"{folder / 'keys'}: got no node-K.pub; ./keys.sh K makes one, on the node's machine")
+    keys = {place: file.read_text(encoding="utf-8", errors="replace").strip() for place, file in named.items()}
+    owners = dict[bytes, int]()
+    for place, key in sorted(({place: entry["key"] for place, entry in places.items()} | keys).items()):
+        try:
+            pem = _pem(key)
+        except (ValueError, UnsupportedAlgorithm) as error:
+            expected = "expected one that ./keys.sh K has made; copy it again from the node's machine"
+            raise UsageError(f"{named.get(place, PLACES)}: is no public key of a node, {expected}") from error
+        if (other := owners.setdefault(pem, place)) != place:
+            remedy = (
+                f"each node has its own: copy that of node {place}, or make one there by ./keys.sh --rotate {place}"
+            )
+            raise UsageError(f"keys/node-{place}.pub: is the key of place {other}, too; {remedy}")
+    return keys
 
 
 def revoke(folder: Path, named: str) -> None:
@@ -89,7 +121,18 @@ def write_places(folder: Path, places: Mapping[int, Mapping[str, Any]]) -> None:
     write_atomically(folder / PLACES, write)
 
 
-def _register_key(folder: Path, file: Path, key: str) -> int:
+def _registered_nodes(folder: Path) -> set[int]:
+    """Ids of the nodes that the SuperLink lets in."""
+    done = call_flwr(folder, "supernode", "list", NAME, "--format", "json")
+    try:
+        nodes = json.loads(done.stdout)["nodes"]
+        return {int(node["node-id"]) for node in nodes if node["status"] != "unregistered"}
+    except (ValueError, KeyError, TypeError) as error:
+        said = printable((done.stderr or done.stdout).strip())
+        raise UsageError(f"the registered nodes are not known: {said}; is superlink.sh running?") from error
+
+
+def _register_key(folder: Path, file: Path, key: str, nodes: Collection[int]) -> int:
     """Register a key with Flower. Returns its node id, also if the key was registered before."""
     done = call_flwr(folder, "supernode", "register", str(file), NAME, "--format", "json")
     if match := re.search(r'"node-id":\s*"?(\d+)', done.stdout):
@@ -97,8 +140,10 @@ def _register_key(folder: Path, file: Path, key: str) -> int:
     if "code: 23" in done.stdout + done.stderr:  # it is registered; Flower has its id in the database only
         with sqlite3.connect(f"file:{folder / 'superlink.db'}?mode=ro", uri=True) as database:
             row = database.execute("SELECT node_id FROM node WHERE public_key = ?", (_pem(key),)).fetchone()
-        if row is not None:
-            return int(row[0]) % 2**64
+        if row is not None and (node := int(row[0]) % 2**64) in nodes:
+            return node
+        remedy = "./keys.sh --rotate K on the node's machine makes a new one"
+        raise UsageError(f"{file}: this key was revoked, which cannot be undone; {remedy}")
     raise UsageError(
         f"{file}: is not registered: {printable((done.stderr or done.stdout).strip())}; is superlink.sh running?"
     )
@@ -144,7 +189,10 @@ def largest_body(folder: Path) -> int:
 
 def _pem(public_key: str) -> bytes:
     """A public key as Flower stores it."""
-    return load_ssh_public_key(public_key.encode()).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    key = load_ssh_public_key(public_key.encode())
+    if not isinstance(key, EllipticCurvePublicKey):
+        raise ValueError("Flower takes keys of elliptic curves only")
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def key_header(public_key: str) -> str:

@@ -22,6 +22,8 @@ for which in ${@:-server @NODES@}; do
     if [ "$which" = server ]; then
         [ -e keys/server-signing.key ] || openssl genpkey -algorithm ed25519 -out keys/server-signing.key
         openssl pkey -in keys/server-signing.key -pubout -out keys/server.pub
+    elif [[ ! $which =~ ^[0-9]+$ ]]; then
+        echo "./keys.sh: got $which, expected server or the number of a node" >&2 && exit 2
     else
         [ -e "keys/node-$which" ] || ssh-keygen -q -t ecdsa -b 384 -N "" -C "pfedlms node $which" -f "keys/node-$which"
     fi
