@@ -70,6 +70,29 @@ def test_a_module_with_random_draws_depends_on_the_seed_of_the_run_only(method: 
     assert summaries[0] == summaries[1]
 
 
+class Registered(nn.Module):
+    """Two layers, the head registered before or after the body."""
+
+    def __init__(self, head_first: bool) -> None:
+        super().__init__()
+        for name in ("head", "body") if head_first else ("body", "head"):
+            setattr(self, name, nn.Linear(4, 8) if name == "body" else nn.Linear(8, 2))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.head(self.body(x).relu())
+
+
+@pytest.mark.parametrize("method", ["fedper", "fedrep", "fedproto"])
+def test_a_head_that_is_registered_before_the_body_is_warned_of(method: str) -> None:
+    settings = {**QUICK, "method": method, "rounds": 1}
+    pfedlms.run(CLASSES, Registered(head_first=False), **settings)
+    pfedlms.run(CLASSES, Registered(head_first=True), **{**settings, "method": "fedavg"})
+    with pytest.warns(
+        UserWarning, match=rf"head of {method} is what was registered last, body, but head is called after"
+    ):
+        pfedlms.run(CLASSES, Registered(head_first=True), **settings)
+
+
 @pytest.mark.parametrize(("schedule", "allowed"), [("cosine", False), ("step", True), ("constant", True)])
 def test_a_run_can_be_extended_unless_its_rates_depend_on_its_length(
     schedule: str, allowed: bool, tmp_path: Path

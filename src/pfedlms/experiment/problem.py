@@ -4,6 +4,7 @@ fit each other."""
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,8 +20,9 @@ from pfedlms.engine.criterion import Criterion
 from pfedlms.errors import ConfigError, PfedlmsError, UsageError, reason, resume_command
 from pfedlms.experiment.digests import digest
 from pfedlms.experiment.plugins import IMPORTED_MODULES
+from pfedlms.methods import METHODS
 from pfedlms.models import CohortModel, build
-from pfedlms.models.intake import check_batch_of_one, check_trains, copy_module, outputs_of
+from pfedlms.models.intake import check_batch_of_one, check_trains, copy_module, layer_called_after_head, outputs_of
 from pfedlms.models.zoo import seeded
 from pfedlms.settings import CUSTOM
 from pfedlms.step.custom import Metric, PerSample, check_function
@@ -255,7 +257,20 @@ def trial_outputs(model: CohortModel, data: FederatedData, config: Config) -> to
         check_batch_of_one(model.module, sample)
     if config.model.name == CUSTOM:
         check_trains(model.module, sample)
+        _warn_of_body_after_head(model, sample, config)
     return outputs
+
+
+def _warn_of_body_after_head(model: CohortModel, sample: torch.Tensor, config: Config) -> None:
+    """A module that registers its head first would share the head and keep a layer of its body."""
+    head, layers = METHODS[config.method].head_layers(config.settings), [layer.name for layer in model.layout.layers]
+    after = layer_called_after_head(model.module, layers, head, sample) if head else None
+    if after is not None:
+        warnings.warn(
+            f"model: the head of {config.method} is what was registered last, {', '.join(layers[-head:])}, but {after} "
+            "is called after it; register the layers in the order in which they are called",
+            stacklevel=2,
+        )
 
 
 def _class_gap_remedy(data: FederatedData, got: tuple[int, ...]) -> str:

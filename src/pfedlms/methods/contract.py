@@ -230,6 +230,12 @@ class Method(ABC):
             only = self.exchange(task, settings)
             self.exchanges, self.sketched = (only,), only.sketched
 
+    @staticmethod
+    def head_layers(settings: Any) -> int:
+        """How many of the last layers the method treats as the model's head; 0: it knows no head. A model that calls
+        another layer after them is warned of."""
+        return 0
+
     def agreement(self) -> dict[str, int | float | str]:
         """What clients and server must agree on besides layer table, settings, seed and w⁰. It enters the digest of
         every message."""

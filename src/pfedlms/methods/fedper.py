@@ -73,6 +73,10 @@ class FedPer(Method):
         """Number of entries of the body, the first part of the model, which is shared."""
         self.exchanges = (BodyAverage(self.body),)
 
+    @staticmethod
+    def head_layers(settings: FedPerSettings) -> int:
+        return settings.head
+
     def client_start(self, cohort: Cohort) -> Cohort:
         return self._with_head(cohort)
 

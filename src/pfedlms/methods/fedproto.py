@@ -100,6 +100,10 @@ class FedProto(Method):
             )
         super().__init__(task, settings)
 
+    @staticmethod
+    def head_layers(settings: FedProtoSettings) -> int:
+        return 1
+
     def objective(self, cohort: Cohort, round: int) -> Objective:
         if self.settings.strength == 0:
             return Objective()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -156,6 +156,23 @@ def _tensor_attributes(module: nn.Module) -> dict[str, Tensor]:
         (f"{owner}.{name}".lstrip("."), v) for owner, part in module.named_modules() for name, v in vars(part).items()
     )
     return {name: value for name, value in attributes if isinstance(value, Tensor)}
+
+
+def layer_called_after_head(module: nn.Module, layers: Sequence[str], head: int, sample: Tensor) -> str | None:
+    """A layer of the body that is called after a layer of the head, which is the last `head` of all `layers`; None if
+    there is none."""
+    calls: list[str] = []
+    parts = [(name, part) for name, part in module.named_modules() if name in layers]
+    hooks = [part.register_forward_pre_hook(lambda *_, name=name: calls.append(name)) for name, part in parts]
+    try:
+        with torch.no_grad(), rng.forked_generators(sample.device):
+            module(sample)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    last = {name: place for place, name in enumerate(calls)}
+    begins = min((last[name] for name in layers[-head:] if name in last), default=len(calls))
+    return next((name for name in layers[:-head] if last.get(name, 0) > begins), None)
 
 
 def _unsaved_buffers(module: nn.Module) -> dict[str, Tensor]:
