@@ -258,7 +258,7 @@ class Server:
         started, trained = state.stage != START, inbox.trained
         if not trained:
             what = f"round {state.round + 1}: the server's answer" if started else "the start: the first request"
-            raise QuorumError(f"{what} reached no client; {REMEDY}")
+            raise _too_few(f"{what} reached no client", inbox)
         participants = tuple(sorted(trained))
         left_out = {**state.left_out, **_select(inbox.failed, request.clients)}
         report = RoundReport(
@@ -307,8 +307,13 @@ class Server:
         members = tuple(client for client in request.clients if client not in inbox.failed)
         if not members and (request.catch_up or order.index):
             what = "the server's answer reached no client" if order.index else "what clients had missed reached nobody"
-            raise QuorumError(f"round {number + 1}: {what}; {REMEDY}")
-        check_quorum(aggregation.valid, inbox.expected, self._quorum, number)
+            raise _too_few(f"round {number + 1}: {what}", inbox)
+        if aggregation.valid < max(1, self._quorum * inbox.expected):
+            raise _too_few(
+                f"round {number + 1}: {aggregation.valid} of {inbox.expected} messages were valid, expected at least "
+                f"run.quorum = {self._quorum:g} of them and never fewer than one",
+                inbox,
+            )
         with self._watch.stage("server"):
             current, values = aggregation.close()
         with self._watch.stage("messages down"):
@@ -337,13 +342,10 @@ class Server:
         )
 
 
-def check_quorum(valid: int, expected: int, quorum: float, round: int) -> None:
-    """Raise QuorumError if too few messages of an exchange were valid."""
-    if valid < max(1, quorum * expected):
-        raise QuorumError(
-            f"round {round + 1}: {valid} of {expected} messages were valid, expected at least run.quorum = {quorum:g} "
-            f"of them and never fewer than one; {REMEDY}"
-        )
+def _too_few(what: str, inbox: Inbox) -> QuorumError:
+    """The error of a trip, with the reason of the first client that has one: it may be that of all."""
+    reason = next((f" (client {client}: {why})" for client, why in sorted(inbox.failed.items())), "")
+    return QuorumError(f"{what}{reason}; {REMEDY}")
 
 
 def _select(reasons: Mapping[int, str], clients: Collection[int]) -> dict[int, str]:
