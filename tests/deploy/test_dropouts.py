@@ -125,7 +125,9 @@ def test_a_run_below_quorum_resumes_when_nodes_are_back(tmp_path: Path) -> None:
 
     fleet = Fleet(config, tmp_path / "nodes", route)
     for _ in range(2):
-        with pytest.raises(QuorumError, match=r"round 1: 1 of 4 messages were valid.* \(client 1: no reply.*\); lower run.lost"):
+        with pytest.raises(
+            QuorumError, match=r"round 1: 1 of 4 messages were valid.* \(client 1: no reply.*\); lower run.lost"
+        ):
             serve_run(config, fleet)
     absent[0] = False
     serve_run(config, fleet)

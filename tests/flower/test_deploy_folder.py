@@ -419,6 +419,16 @@ def test_wrong_calls_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert not (tmp_path / "new").exists()
 
 
+def test_without_flower_approving_names_the_extra(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "flwr", None)
+    monkeypatch.setitem(sys.modules, "flwr.cli.build", None)
+    for arguments in ([], ["--run-config", "train.rounds=3"]):
+        assert main(["deploy", "approve", str(folder), *arguments]) == 2
+        assert "pfedlms[flower]" in capsys.readouterr().err
+
+
 def test_run_configs_override_the_file_and_all_errors_are_named(folder: Path) -> None:
     file = folder / "app" / "pfedlms.toml"
     config, flower = run_settings(

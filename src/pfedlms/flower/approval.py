@@ -19,7 +19,7 @@ from typing import Any
 from zipfile import BadZipFile, ZipFile
 
 from pfedlms.errors import PfedlmsError, UsageError, did_you_mean, printable
-from pfedlms.flower import audit
+from pfedlms.flower import MISSING, audit
 
 NODE, SERVER = "approved.jsonl", "approved-server.jsonl"
 """Allow-lists of a folder: for the nodes on this machine, and for its server."""
@@ -37,6 +37,8 @@ def build(app: Path) -> bytes:
             from flwr.cli.build import build_fab_from_disk
 
             return bytes(build_fab_from_disk(app))
+    except ModuleNotFoundError as error:
+        raise UsageError(MISSING) from error
     except Exception as error:  # Flower raises what its parts do
         raise UsageError(f"{app}: cannot be built as a Flower app ({type(error).__name__}: {error})") from error
 
@@ -58,11 +60,15 @@ def approve(folder: Path, settings: Mapping[str, Any], file: str = NODE) -> dict
 
 def run_config(arguments: list[str]) -> dict[str, Any]:
     """The settings in `--run-config` arguments, read as Flower reads them."""
-    from flwr.common.config import parse_config_args
-
     texts = [value for option, value in pairwise(arguments) if option in ("--run-config", "-c")]
+    if not texts:
+        return {}
     try:
-        return dict(parse_config_args(texts)) if texts else {}
+        from flwr.common.config import parse_config_args
+
+        return dict(parse_config_args(texts))
+    except ModuleNotFoundError as error:
+        raise UsageError(MISSING) from error
     except Exception as error:  # Flower raises what its parser does
         raise UsageError(f"--run-config: cannot be read ({error})") from error
 
