@@ -294,12 +294,6 @@ BROKEN = [
 ]
 
 
-def test_class_numbers_with_gaps_are_named(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("a,label\n1,0\n2,3\n3,5\n")
-    with pytest.warns(DataWarning, match="labels are 0, 3, 5, some numbers between them are missing; .* in this order"):
-        assert read(tmp_path / "t.csv").y.tolist() == [0, 1, 2]
-
-
 @pytest.mark.parametrize(("name", "content", "message"), BROKEN)
 def test_broken_files_are_named(name: str, content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)

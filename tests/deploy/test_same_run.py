@@ -106,6 +106,14 @@ def test_nodes_read_their_own_data_with_names_of_classes(tmp_path: Path) -> None
         assert summary["classes"] == names
 
 
+def test_a_node_numbers_the_classes_of_its_file_as_all_nodes_do(tmp_path: Path) -> None:
+    """It holds two of them; that the others do not occur here is nothing to warn of."""
+    (tmp_path / "t.csv").write_text("a,b,label\n" + "".join(f"{row},1,{row % 2 * 3}\n" for row in range(40)))
+    data = {"dataset": "custom", "class_names": "0,1,2,3", "sample_shape": "2"}
+    with Node(make_config("fedavg", data=data), 0, tmp_path, f"file:{tmp_path / 't.csv'}") as node:
+        assert set(node._client._data.y.tolist()) == {0, 3}
+
+
 def test_the_order_of_classes_is_part_of_the_digest(tmp_path: Path) -> None:
     held = (np.zeros((4, 3), dtype=np.float32), ["a", "b", "b", "a"])
     runs = set()

@@ -65,13 +65,6 @@ def read_file(
         columns[name] = as_array(values, f"{path}, column {name!r}:")
     x = _samples(path, columns, labels, clients)
     y, names = _number_column(path, columns, labels, "label")
-    if names[0] == "0" and names[-1].isdecimal() and int(names[-1]) >= len(names):
-        warnings.warn(
-            f"{path}: labels are {', '.join(names[:5])}{', …' * (len(names) > 5)}, some numbers between them are "
-            "missing; the model's outputs are these classes in this order, not numbered by the labels",
-            DataWarning,
-            stacklevel=3,
-        )
     owner, client_names = _number_column(path, columns, clients, "client") if clients else (None, ())
     if x.dtype == np.uint8 and x.ndim in (3, 4):
         x, mean, std = normalise(_channels_first(x), mean, std)
