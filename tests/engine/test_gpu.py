@@ -122,7 +122,7 @@ def test_recorded_steps_equal_steps_without_a_recording(
     method: str, participation: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same kernels on the same numbers: a recording that reads values of an earlier round would differ at once."""
-    settings = {"rounds": 5, "clients": 8, "device": "cuda", "momentum": 0.5, "method": method, "local_steps": 7}
+    settings = {"rounds": 5, "clients": 8, "device": "cuda", "train.momentum": 0.5, "method": method, "local_steps": 7}
     recorded = pfedlms.run("digits", participation=participation, **settings).federation.state()["params"]
     monkeypatch.setattr(engine_client, "Replayed", lambda largest: None)
     plain = pfedlms.run("digits", participation=participation, **settings).federation.state()["params"]
@@ -145,7 +145,7 @@ def test_padded_cohorts_keep_the_tensors_of_each_client(method: str, monkeypatch
 
 @pytest.mark.parametrize("method", ["local", "pfedlms", "pfed1bs", "fedproto", "scaffold", "ditto", Fresh.name])
 def test_stacked_clients_get_nearly_the_models_of_single_clients(method: str) -> None:
-    settings = {"rounds": 4, "clients": 8, "device": "cuda", "momentum": 0.5, "method": method}
+    settings = {"rounds": 4, "clients": 8, "device": "cuda", "train.momentum": 0.5, "method": method}
     if method == "pfed1bs":
         # tanh(10⁴ x) turns a last bit into a full pull, so the pull is kept at the paper's.
         settings["strength"] = 5e-4

@@ -37,7 +37,7 @@ def test_the_rule_by_examples(shared: list[float], personal: float, wrong: str |
     ("settings", "advice"),
     [
         ({"method": "fedavg", "server_step": 8.0}, "use sketchmean where few do"),
-        ({"method": "sketchmean", "gain": 60.0}, r"raise method\.answer and method\.ratio"),
+        ({"method": "sketchmean", "gain": 200.0}, r"raise method\.answer and method\.ratio"),
     ],
 )
 def test_a_run_warns_once(settings: dict[str, Any], advice: str) -> None:
