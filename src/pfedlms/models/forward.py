@@ -132,7 +132,6 @@ class CohortModel:
         """The forward and backward pass of every client in one training step: writes gradients into `out: [clients,
         dim]` and returns the losses `[clients]`."""
 
-        @torch.enable_grad()  # the caller may have switched it off
         def run_rows(runner: Runner, rows: slice) -> Tensor:
             own = self._by_name(_rows(params, rows))
             leaves = {name: value.detach().requires_grad_() for name, value in own.items()}
@@ -142,10 +141,11 @@ class CohortModel:
             # a product and a copy this is slightly faster on one thread, and up to three times slower on several.
             direct = places if out.is_cuda or runner.has_short_operators(rows.stop - rows.start) else {}
             inputs = Pass(leaves, direct, dict(own_buffers), _rows(x, rows), True, features)
-            outputs, seen = self._forward_pass(runner, inputs)
-            losses, roots, slopes = loss(outputs, seen, y[rows], rows)
-            # Clients share no parameters, so every row is the gradient of one client's loss.
-            gradients = torch.autograd.grad(roots, list(leaves.values()), slopes, allow_unused=True)
+            with torch.enable_grad():  # the caller may have switched it off
+                outputs, seen = self._forward_pass(runner, inputs)
+                losses, roots, slopes = loss(outputs, seen, y[rows], rows)
+                # Clients share no parameters, so every row is the gradient of one client's loss.
+                gradients = torch.autograd.grad(roots, list(leaves.values()), slopes, allow_unused=True)
             for place, gradient in zip(places.values(), gradients, strict=True):
                 if gradient is None:
                     place.zero_()
