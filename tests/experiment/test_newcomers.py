@@ -129,9 +129,10 @@ def test_personalise_reproduces_the_newcomers_of_every_method(method: str, tmp_p
     assert all(torch.equal(old, model["1.weight"]) for old, model in zip(before, run.models, strict=True))
 
 
-def test_personalise_takes_named_classes_and_a_number_of_steps() -> None:
+@pytest.mark.parametrize("epochs", [0.0, 0.5])
+def test_personalise_takes_named_classes_and_a_number_of_steps(epochs: float) -> None:
     names = np.array(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"])
-    run = pfedlms.run((X, names[Y]), module, method="fedavg", **SMALL)
+    run = pfedlms.run((X, names[Y]), module, method="fedavg", local_epochs=epochs, **SMALL)
     few = (X[(Y == 3) | (Y == 5)][:60], names[Y[(Y == 3) | (Y == 5)][:60]])
     short, long = run.personalise(few), run.personalise(few, local_steps=60)
     wanted = [run.classes.index(name) for name in few[1]]
@@ -189,12 +190,12 @@ def test_targets_of_a_new_device_are_numbers_where_those_of_the_run_were() -> No
 def test_text_of_a_new_device_is_read_with_the_vocabulary_of_the_run(tmp_path: Path) -> None:
     clients = {name: ("the " + name + " ") * 30 for name in ("ant", "bee", "cat", "dog")}
     model = nn.Sequential(nn.Embedding(12, 4), nn.Linear(4, 12))
-    given = pfedlms.data.texts(clients, window=8)
+    given = pfedlms.data.texts(clients, window=8, stride=3)
     assert len(given.names) == 12
     run = pfedlms.run(given, model, method="fedavg", out=str(tmp_path / "r"), **{**SMALL, "clients": 4})
     text = "zebra the fox " * 9
     device = pfedlms.load(tmp_path / "r", model=model).personalise(text)
-    expected = run.personalise(pfedlms.data.texts([text], window=8, vocabulary=run.classes))
+    expected = run.personalise(pfedlms.data.texts([text], window=8, stride=3, vocabulary=run.classes))
     assert all(torch.equal(*pair) for pair in zip(device.parameters(), expected.parameters(), strict=True))
     with pytest.raises(DataError, match=r"another vocabulary than the run's"):
         run.personalise(pfedlms.data.texts([text], window=8))

@@ -47,8 +47,8 @@ class Pool:
     std: Constants = None
     tokens: str = ""
     """For text: what a token is, one of `text.KINDS` or custom."""
-    overlap: int | None = None
-    """For text: how many windows before a window share targets with it."""
+    stride: int | None = None
+    """For text: tokens from one window to the next; 0: as many as a window has."""
 
     @property
     def strata(self) -> NDArray[np.int64]:
@@ -71,6 +71,14 @@ class Pool:
                 f"data.owner_column=COLUMN (owner_column in Python), or use one of: {', '.join(SCHEMES[:-1])}"
             )
         return scheme
+
+    @property
+    def overlap(self) -> int | None:
+        """For text: how many windows before a window share targets with it."""
+        if self.stride is None:
+            return None
+        length = self.x.shape[1]
+        return -(-length // (self.stride or length)) - 1
 
     def client_name(self, client: int) -> str:
         """What a client is called in messages: by its name, or else its number."""

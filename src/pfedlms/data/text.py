@@ -86,7 +86,7 @@ def cut_windows(texts: Mapping[str, str], how: Windows, where: object = "data", 
         owner=np.repeat(np.arange(len(windows)), [len(rows) for rows in windows.values()]),
         client_names=tuple(windows),
         tokens=how.kind,
-        overlap=-(-how.length // how.step) - 1,
+        stride=how.stride,
     )
 
 

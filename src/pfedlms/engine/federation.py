@@ -199,7 +199,7 @@ class Federation:
 
     def _client_for(self, data: FederatedData, criterion: Criterion, local_steps: int | None = None) -> Client:
         everybody = Participation(data.clients, 1.0, self._terms.seed)
-        train = replace(self.train, local_steps=local_steps or self.train.local_steps)
+        train = replace(self.train, local_steps=local_steps, local_epochs=0.0) if local_steps else self.train
         group = min(self.largest_cohort, data.clients)
         worker = LocalWorker(self.model, data, train, self._terms.seed, everybody, group, criterion)
         return Client(self.method, self._terms.digest, self._terms.catch_up, worker, data)

@@ -86,6 +86,8 @@ class Problem:
                 tables[section][key] = part if isinstance(part, str) and section != "train" else CUSTOM
         if self.own_pool is not None and self.own_pool.client_indices:
             tables["data"]["clients"] = len(self.own_pool.client_indices)
+            if self.own_pool.stride:  # the text of a new device is cut alike
+                tables["data"]["stride"] = self.own_pool.stride
         return tables
 
     def check_settings(self, settings: Mapping[str, Any]) -> None:

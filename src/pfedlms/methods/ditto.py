@@ -21,7 +21,7 @@ from pfedlms.settings import setting
 
 @dataclass(frozen=True)
 class DittoSettings(FedAvgSettings):
-    strength: float = setting(0.1, "λ, the pull of the personal models towards w; 0 is `local`", minimum=0)
+    strength: float = setting(0.1, "λ, the pull of the personal models towards w; 0 is `local`, with plain SGD", minimum=0)
 
 
 class Ditto(FedAvg):
@@ -31,8 +31,8 @@ class Ditto(FedAvg):
         v_k ← E steps on f_k(v) + λ/2 ‖v − w‖² from v_k          evaluated: v_k
 
     Messages, bytes and w are FedAvg's; a client keeps v_k and takes 2 E steps in a round. Limits: λ = 0 makes v_k the
-    model of `local`, to the bit without momentum and batch norm (both models of a client share running statistics); w
-    does not depend on λ. λ η > 2 diverges.
+    model of `local`, to the bit with plain SGD and without batch norm (momentum of v_k begins at zero in every round,
+    and both models of a client share running statistics); w does not depend on λ. λ η > 2 diverges.
     """
 
     name = "ditto"
