@@ -56,6 +56,10 @@ def with_objective(**wrong: Any) -> type[Method]:
     return Trained
 
 
+def with_objective_kind(kind: type[Objective]) -> type[Method]:
+    return type("Trained", (Local,), {"name": "wrong", "objective": lambda self, cohort, round: kind()})
+
+
 class LossNotAskedFor(Local):
     name = "unasked"
 
@@ -70,6 +74,13 @@ class MeanOfTheCohort(Local):
 
     def global_model(self, cohort: Cohort) -> Tensor:
         return cohort.params.mean(dim=0)
+
+
+class OwnAsShared(Ditto):
+    name = "own-as-shared"
+
+    def global_model(self, cohort: Cohort) -> Tensor:
+        return cohort.state["own"]
 
 
 @dataclass(frozen=True)
@@ -520,7 +531,20 @@ FAILING = {
         "global_model: got a model that depends on which",
     ),
     "adds in float32": (with_exchange(SumOfFloat32), "cohort sizes", "so it is the server.*in float64"),
-    "a misspelt function": (Misspelt, "declaration", r"`after_train` is never read \(did you mean `after_training`"),
+    "a misspelt function": (Misspelt, "declaration", r"`Misspelt\.after_train` is never read .* mean `after_training`"),
+    "a misspelt function of its objective": (
+        with_objective_kind(type("Clamped", (Wrong,), {"after_steps": Wrong.after_step})),
+        "rounds",
+        r"`Clamped\.after_steps` is never read \(did you mean `after_step`",
+    ),
+    "a misspelt function of its exchange": (
+        with_exchange(type("Half", (Averaged,), {"client_recieve": Averaged.client_receive})),
+        "rounds",
+        r"`Half\.client_recieve` is never read \(did you mean `client_receive`",
+    ),
+    "the name of a section": (type("Data", (Local,), {"name": "data"}), "declaration", "got the name 'data', expected"),
+    "measures own models as shared": (OwnAsShared, "rounds", "got other models for other clients, expected one"),
+    "clients, not the server, depend on the cohort": (MeanOfCohort, "resume", "Each client's results must follow from"),
     "draws from torch's generator": (Random, "determinism", "two runs with the same seed differ in"),
     "keeps state in an attribute": (Remembers, "resume", "resumption from a checkpoint differ in params"),
     "absent clients miss changes": (
@@ -558,6 +582,22 @@ def test_a_right_method_passes_with_a_hint_if_its_answers_are_the_model(tracks: 
     assert str(report).startswith("averaging: all checks passed")
     texts = {each.name: each.text for each in report.checks}
     assert ("every answer is the model w itself, so set `tracks = False`" in texts["participation"]) is tracks
+
+
+def test_what_clients_count_may_be_alike_while_all_take_part() -> None:
+    class Counting(Ditto):
+        name = "counting"
+
+        def client_start(self, cohort: Cohort) -> Cohort:
+            return super().client_start(cohort).with_state(trained=torch.zeros_like(cohort.params[:, :1]))
+
+        def client_rest(self, cohort: Cohort) -> Cohort:
+            return super().client_rest(cohort).with_state(trained=cohort.state["trained"])
+
+        def after_training(self, cohort: Cohort, phase: int, work: Any) -> Cohort:
+            return super().after_training(cohort.with_state(trained=cohort.state["trained"] + 1), phase, work)
+
+    assert check_method(Counting).ok
 
 
 def test_choices_of_a_setting_may_be_names_or_a_function() -> None:

@@ -294,15 +294,17 @@ def _check_rows(what: str, values: Tensors, cohort: Cohort) -> None:
 
 
 def _check_shared(call: Callable[..., Any], cohort: Cohort, model: Tensor | None) -> None:
-    """Check what `global_model` returns: the first client must have the same model without the others."""
+    """Check what `global_model` returns: all clients must have the same model, the first also without the others."""
     if model is None:
         return
     clients, dim = cohort.params.shape
     if model.shape not in ((dim,), (clients, dim)):
         raise MethodError(f"got {describe(model)}, expected shape [{dim}] or [{clients}, {dim}]")
     if clients > 1:
-        alone = call(cohort.rows(slice(0, 1)))
-        if not torch.allclose(model.expand(clients, dim)[:1], alone.expand(1, dim), equal_nan=True):
+        rows, alone = model.expand(clients, dim), call(cohort.rows(slice(0, 1)))
+        if not torch.allclose(rows, rows[:1], equal_nan=True):
+            raise MethodError("got other models for other clients, expected one that all of them share, or None")
+        if not torch.allclose(rows[:1], alone.expand(1, dim), equal_nan=True):
             raise MethodError(
                 "got a model that depends on which clients are in the cohort; means over clients belong to the server"
             )

@@ -24,7 +24,8 @@ from pfedlms.data import FederatedData, Partitioning, from_pool, load_dataset
 from pfedlms.engine.federation import Federation
 from pfedlms.engine.transport import Event
 from pfedlms.errors import ConfigError, DivergedError, MethodError, UsageError, reason
-from pfedlms.methods.contract import Exchange, Method, Tracked
+from pfedlms.methods import check_name
+from pfedlms.methods.contract import Exchange, Method, Objective, Tracked
 from pfedlms.models import CohortModel, build
 from pfedlms.settings import find_problems
 from pfedlms.train_settings import TrainSettings
@@ -127,8 +128,8 @@ def _declaration(method: type[Method], settings: dict[str, Any]) -> str:
             raise CheckFailed(
                 f"the class has no `{name}`; set it, see the table of class attributes in docs/methods.md"
             )
-    for name, near in _misspelt(method):
-        raise CheckFailed(f"`{name}` is never read (did you mean `{near}`?); give it another name if it is your own")
+    _refuse_misspelt(method, Method, Tracked)
+    check_name(method.name)
     chosen = method.Settings
     if not is_dataclass(chosen) or not getattr(chosen, "__dataclass_params__").frozen:  # noqa: B009 - not in its type
         raise CheckFailed("Settings is not a frozen dataclass; decorate it with @dataclass(frozen=True)")
@@ -143,17 +144,16 @@ def _declaration(method: type[Method], settings: dict[str, Any]) -> str:
     return "name, paper, personal and settings are declared"
 
 
-def _misspelt(method: type[Method]) -> list[tuple[str, str]]:
-    """Names of a class outside this package that are nearly those of the contract, each with the one that is near."""
-    known = {name for base in (Method, Tracked) for name in (*dir(base), *base.__annotations__)} - set(dir(object))
-    own = [each for each in method.__mro__ if not each.__module__.startswith("pfedlms.")]
-    near = {
-        name: get_close_matches(name, known, 1, _NEARLY)
-        for each in own
-        for name in vars(each)
-        if not name.startswith("_") and name not in known
-    }
-    return [(name, found[0]) for name, found in near.items() if found]
+def _refuse_misspelt(kind: type, *bases: type) -> None:
+    """Refuse a name in a class outside this package that is nearly one of the contract's, which `bases` declare."""
+    known = {name for base in bases for name in (*dir(base), *base.__annotations__)} - set(dir(object))
+    own = [each for each in kind.__mro__ if not each.__module__.startswith("pfedlms.")]
+    for name in (name for each in own for name in vars(each) if not name.startswith("_") and name not in known):
+        if near := get_close_matches(name, known, 1, _NEARLY):
+            raise CheckFailed(
+                f"`{kind.__name__}.{name}` is never read (did you mean `{near[0]}`?); give it another name if it is "
+                "your own"
+            )
 
 
 # --- the battery ------------------------------------------------------------------------------------------------------
@@ -189,6 +189,11 @@ class Recorder:
     """Whether the answer of every round contains that model."""
     servers: list[tuple[int, Tensors]] = field(default_factory=list)
     """The number of messages until the end of every round, and the server's state then."""
+    answered: set[str] = field(default_factory=set)
+    """Entries of `state` that some answer changed."""
+    hears: bool = False
+    """Whether an answer left something in `heard`, which may change `state` later."""
+    objectives: set[type] = field(default_factory=set)
 
     def link(self, data: bytes, client: int) -> bytes:
         self.frames.append((client, data))
@@ -205,6 +210,8 @@ class Recorder:
         def receive_and_record(cohort: Cohort, values: Tensors, round: int) -> Cohort:
             after = receive(cohort, values, round)
             if isinstance(after, Cohort):
+                self.hears |= bool(after.heard)
+                self.answered |= {n for n, old in cohort.state.items() if not torch.equal(old, after.state.get(n, old))}
                 for row, client in enumerate(after.ids):
                     state = {name: value[row].clone() for name, value in after.state.items() if value.ndim}
                     self.states.setdefault(round, {})[client] = state
@@ -267,6 +274,10 @@ class _Battery:
         federation, recorder = self._federation()
         recorder.play(federation, ROUNDS - 1)
         report = federation.play_round(evaluate_global=True)
+        for kind in recorder.objectives:
+            _refuse_misspelt(kind, Objective)
+        for exchange in federation.method.exchanges:
+            _refuse_misspelt(exchange.__class__, Exchange)
         if not np.isfinite(report.loss):
             raise CheckFailed("the loss is not finite after three rounds; lower what the method moves models by")
         return f"{ROUNDS} rounds of {CLIENTS} clients; names, shapes, dtypes and devices are those of the contract"
@@ -314,6 +325,7 @@ class _Battery:
         resumed, later = self._federation(cohort_size=2)
         resumed.load(torch.load(file, weights_only=True))
         recorder.frames = recorder.frames[before:]
+        recorder.servers = [(sent - before, server) for sent, server in recorder.servers[2:]]
         _expect_same((whole, recorder), (later.play(resumed, 2), later), "a run and its resumption from a checkpoint")
         return "a run that is resumed from a checkpoint ends as the run that was not stopped"
 
@@ -387,6 +399,14 @@ def _recorded(method: type[Method], recorder: Recorder) -> type[Method]:
         method.__init__(self, task, settings)
         for exchange in self.exchanges:
             recorder.watch(exchange)
+        objective = self.objective
+
+        def objective_and_record(cohort: Cohort, round: int) -> Objective:
+            made = objective(cohort, round)
+            recorder.objectives.add(type(made))
+            return made
+
+        setattr(self, "objective", objective_and_record)  # noqa: B010 - a function, of this object alone
 
     return _derived(method, __init__)
 
@@ -429,12 +449,18 @@ def _values_at_limits(declared: Field[Any]) -> list[Any]:
 
 
 def _entries_in_common(recorder: Recorder) -> list[str]:
-    """Entries of `state` that all clients have in common after every answer, and that change from round to round."""
+    """Entries of `state` that all clients have in common after every answer, and that answers change from round to
+    round."""
     rounds = list(recorder.states.values())
     if not rounds:
         return []
     first, last = rounds[0][0], rounds[-1][0]
-    changed = [n for n, own in first.items() if own.is_floating_point() and own.ndim and not torch.equal(own, last[n])]
+    changed = [
+        name
+        for name, own in first.items()
+        if (name in recorder.answered or recorder.hears)
+        and own.is_floating_point() and own.ndim and not torch.equal(own, last[name])
+    ]  # fmt: skip
     return [
         n for n in changed if all(_differing_client({k: own[n] for k, own in each.items()}) is None for each in rounds)
     ]

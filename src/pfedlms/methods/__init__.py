@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from pfedlms.methods.contract import (
     Exchange,
     FieldMeans,
@@ -38,12 +40,24 @@ _ALL: tuple[type[Method], ...] = (
     SketchVote, SketchMean, PFedLMS, PFed1BS, FedAvg, FedProx, Scaffold, STC, SparseLoCo, FetchSGD, EDEN, ZSign,
     OBCSAA, OBDA, DeComFL, Ditto, FedPer, FedRep, FedProto, Finetune, Local,
 )  # fmt: skip
+_SECTIONS = ("data", "method", "model", "run", "train")
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
+
+
+def check_name(name: str) -> None:
+    """Refuse the name of a method that would be read as something else: as a section of settings, as several methods,
+    or as a path."""
+    if not re.fullmatch(r"[A-Za-z][\w.-]*", name) or name in _SECTIONS:
+        raise ValueError(
+            f"method: got the name {name!r}, expected letters, digits, '_', '-' and '.', and none of the sections of a "
+            f"configuration: {', '.join(_SECTIONS)}"
+        )
 
 
 def register(method: type[Method]) -> type[Method]:
     """Make a method of your own known by its name; use as a decorator. The same class may be defined again, as in a
     cell of a notebook that is run twice; then the later one counts."""
+    check_name(method.name)
     known = METHODS.get(method.name, method)
     if (known.__module__, known.__qualname__) != (method.__module__, method.__qualname__):
         raise ValueError(f"method: the name {method.name!r} is taken by {known.__name__}; choose another")

@@ -21,7 +21,9 @@ from pfedlms.settings import setting
 
 @dataclass(frozen=True)
 class DittoSettings(FedAvgSettings):
-    strength: float = setting(0.1, "λ, the pull of the personal models towards w; 0 is `local`, with plain SGD", minimum=0)
+    strength: float = setting(
+        0.1, "λ, the pull of the personal models towards w; 0 is `local`, with plain SGD", minimum=0
+    )
 
 
 class Ditto(FedAvg):
