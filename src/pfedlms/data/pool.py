@@ -77,7 +77,7 @@ class Pool:
         """For text: how many windows before a window share targets with it."""
         if self.stride is None:
             return None
-        length = self.x.shape[1]
+        length: int = self.x.shape[1]
         return -(-length // (self.stride or length)) - 1
 
     def client_name(self, client: int) -> str:
