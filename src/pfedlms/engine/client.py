@@ -391,8 +391,8 @@ class LocalWorker:
 
     @cached_property
     def _mixes_samples(self) -> bool:
-        """Whether an output depends on the other samples of its batch in evaluation, too, by more than rounding, as with
-        batch norm without running statistics. Then clients are evaluated one by one: padding would change outputs."""
+        """Whether an output depends on the other samples of its batch in evaluation, too, by more than rounding, as
+        with batch norm without running statistics. Then clients are evaluated one by one: padding would change them."""
         cohort, outputs = self._model.cohort((0,), (1,)), []
         x = self._samples_at(torch.arange(8, device=self._data.x.device).unsqueeze(0) % len(self._data.x))
         for others in (x[:, 4:], x[:, :4]):
