@@ -3,6 +3,7 @@ run."""
 
 from __future__ import annotations
 
+import dis
 import hashlib
 import sys
 from collections.abc import Iterator, Mapping
@@ -68,7 +69,9 @@ def _used_by_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
     codes = [function.__code__]
     for code in codes:  # which grows by the functions inside
         codes += [each for each in code.co_consts if isinstance(each, CodeType)]
-        yield from ((name, function.__globals__[name]) for name in code.co_names if name in function.__globals__)
+        # Names of attributes are in co_names, too: `cohort.params` does not use a variable `params` of a notebook.
+        names = {each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+        yield from ((name, function.__globals__[name]) for name in sorted(names & function.__globals__.keys()))
 
 
 def _hash(data: bytes) -> str:
