@@ -397,10 +397,10 @@ class Random(Local):
         return Proximal(PerClient(torch.randn_like(cohort.params)), 0.1)
 
 
-class Remembers(Local):
-    """Keeps state in an attribute, which no checkpoint has."""
+class Remembers(Averaging):
+    """Keeps clients' state in an attribute, which no checkpoint has."""
 
-    name = "remembers"
+    exchange = Averaged
 
     def __init__(self, task: Task, settings: Any) -> None:
         super().__init__(task, settings)
@@ -522,7 +522,7 @@ FAILING = {
     "adds in float32": (with_exchange(SumOfFloat32), "cohort sizes", "so it is the server.*in float64"),
     "a misspelt function": (Misspelt, "declaration", r"`after_train` is never read \(did you mean `after_training`"),
     "draws from torch's generator": (Random, "determinism", "two runs with the same seed differ in"),
-    "keeps state in an attribute": (Remembers, "resume", "resumption from a checkpoint differ in params"),
+    "keeps state in an attribute": (Remembers, "resume", r"from a checkpoint differ in server.model\. Each cl"),
     "absent clients miss changes": (
         averaging("client_receive", lambda c: c.with_state(shared=c.state["shared"] + c.params)),
         "participation",
