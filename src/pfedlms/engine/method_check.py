@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache, partial
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -144,16 +145,13 @@ def _declaration(method: type[Method], settings: dict[str, Any]) -> str:
 
 
 def _misspelt(method: type[Method]) -> list[tuple[str, str]]:
-    """Names of a class outside this package that are nearly those of the contract, each with the one that is near."""
+    """Names of a class outside this package that its functions do not use and that are nearly those of the contract,
+    each with the one that is near."""
     known = {name for base in (Method, Tracked) for name in (*dir(base), *base.__annotations__)} - set(dir(object))
-    own = [each for each in method.__mro__ if not each.__module__.startswith("pfedlms.")]
-    near = {
-        name: get_close_matches(name, known, 1, _NEARLY)
-        for each in own
-        for name in vars(each)
-        if not name.startswith("_") and name not in known
-    }
-    return [(name, found[0]) for name, found in near.items() if found]
+    own = [part for each in method.__mro__ if not each.__module__.startswith("pfedlms.") for part in vars(each).items()]
+    used = {name for _, value in own if isinstance(value, FunctionType) for name in value.__code__.co_names}
+    names = [name for name, _ in own if not name.startswith("_") and name not in known | used]
+    return [(name, near) for name in names for near in get_close_matches(name, known, 1, _NEARLY)]
 
 
 # --- the battery ------------------------------------------------------------------------------------------------------
@@ -183,10 +181,8 @@ class Recorder:
     frames: list[tuple[int, bytes]] = field(default_factory=list)
     """Clients' messages, with the sender."""
     answers: list[tuple[int, bytes]] = field(default_factory=list)
-    models: list[Tensor | None] = field(default_factory=list)
-    """The server's tracked model after every round."""
     sent_models: list[bool] = field(default_factory=list)
-    """Whether the answer of every round contains that model."""
+    """Whether the answer of every round contains the server's tracked model."""
     servers: list[tuple[int, Tensors]] = field(default_factory=list)
     """The number of messages until the end of every round, and the server's state then."""
 
@@ -218,7 +214,6 @@ class Recorder:
             federation.play_round()
             server = federation.state()["server"]
             model = server.get("model")
-            self.models.append(model)
             self.servers.append((len(self.frames), server))
             sent = self.answers[-1][1] if self.answers else b""
             self.sent_models.append(model is not None and model.numpy().tobytes() in sent)
@@ -320,7 +315,7 @@ class _Battery:
     def participation(self) -> str:
         one, (state, recorder) = (self._play(7, cohort_size=size, participation=0.6) for size in (1, 0))
         _expect_same(one, (state, recorder), "cohorts of 1 and of all participants, when 3 of 5 clients take part")
-        for round, model in enumerate(recorder.models):
+        for round, model in enumerate(server.get("model") for _, server in recorder.servers):
             for client, kept in recorder.states.get(round, {}).items() if issubclass(self.method, Tracked) else ():
                 if model is not None and not torch.equal(kept["model"], model):
                     raise CheckFailed(
