@@ -39,10 +39,13 @@ def class_digest(kind: type) -> str:
             used = list(_used_by_class(part) if isinstance(part, type) else _used_by_function(part))
             parts = [value for _, value in used if isinstance(value, type | FunctionType)]
             waiting += parts
+            constants = [(name, value) for name, value in used if isinstance(value, _CONSTANTS)]
             if isinstance(part, type):  # its exchange and its functions may be of another module
                 modules |= {each.__module__ for each in parts if _is_own(each)}
-            constants = [(name, value) for name, value in used if isinstance(value, _CONSTANTS)]
-            code = part.__code__ if isinstance(part, FunctionType) else [each.__qualname__ for each in part.__bases__]
+                code: Any = [each.__qualname__ for each in part.__bases__]
+            else:
+                without_docstring = tuple(each for each in part.__code__.co_consts if each != part.__doc__)
+                code = part.__code__.replace(co_consts=without_docstring)
             found.append((part.__qualname__, repr(_describe((code, constants), True))))
     return _hash(repr(sorted(found)).encode())[:12] if found else ""
 
