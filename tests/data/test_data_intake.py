@@ -289,6 +289,9 @@ def test_a_loss_of_its_own_gets_whole_numbers_as_they_are(targets: list[Any], cl
 def test_whole_numbers_that_are_objects_are_not_renumbered_either() -> None:
     with pytest.raises(DataError, match="got targets of type object, expected an array of numbers"):
         read([(X, (Y + 1).astype(object))], any_targets=True)
+    uneven = np.array([[0] * (row % 2) for row in range(len(X))], dtype=object)
+    with pytest.raises(DataError, match="client 0: targets must be arrays of numbers, all of one shape"):
+        read([(X, uneven)], any_targets=True)
 
 
 def test_classes_are_numbered_over_all_clients() -> None:

@@ -217,6 +217,13 @@ def test_json_and_nested_parquet_are_read_with_their_clients(name: str, tmp_path
     assert (pool.owner.tolist(), pool.client_names) == ([1, 1, 0], ("a", "b"))
 
 
+def test_users_of_leaf_may_be_numbers(tmp_path: Path) -> None:
+    """JSON has them as numbers in a list, and as texts where they are keys."""
+    users = {user: {"x": [[user]], "y": [user]} for user in (3, 8)}
+    (tmp_path / "t.json").write_text(json.dumps({"users": list(users), "user_data": users}))
+    assert read(tmp_path / "t.json").client_names == ("3", "8")
+
+
 WRONG: dict[str, tuple[dict[str, list[Any]], dict[str, str], str]] = {
     "no label": ({"a": [1], "b": [2]}, {}, r"got a, b, expected one called label or .* data.label_column=COLUMN"),
     "no such label": ({"a": [1], "kind": [2]}, {"label": "kinf"}, r"data.label_column: got 'kinf'.*did you mean kind"),

@@ -182,7 +182,12 @@ def test_results_of_a_method_with_other_code_are_not_taken(tmp_path: Path) -> No
 def test_a_class_has_a_digest_of_its_code_and_what_it_uses() -> None:
     try:
         same = class_digest(own_method())
-        assert same == class_digest(own_method()) == class_digest(own_method("# a comment", "# another one"))
+        for old, new in (
+            ("# a comment", "# another one"),
+            ("# a comment", "\nparams = 5"),  # an attribute has this name, too
+            ("return STRENGTH", "'A docstring.'; return STRENGTH"),
+        ):
+            assert class_digest(own_method(old, new)) == same == class_digest(own_method())
         changes = {
             "STRENGTH = 0.1": "STRENGTH = 0.2", "params - anchor": "params + anchor",
             "return pull(": "return -pull(", "PerClient(cohort.params)": "PerClient(0 * cohort.params)",

@@ -54,7 +54,7 @@ class Own(Local):
 
 
 def test_workers_know_a_method_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If it is in a module; one of a notebook is refused in a sentence."""
+    """If it is in a module that can be imported; else it is refused in a sentence, and other methods are not."""
     (tmp_path / "module_of_own.py").write_text(OWN_METHOD)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(METHODS, "own", Local)  # which is put back after the test
@@ -62,11 +62,12 @@ def test_workers_know_a_method_of_the_users_own(tmp_path: Path, monkeypatch: pyt
     import_module("module_of_own")
     options: dict[str, Any] = {"methods": "own", "seeds": 1, "workers": 2, **SMALL}
     assert pfedlms.compare((X, Y), linear, out=tmp_path / "s", **options).runs[0].finished
-    del METHODS["own"]
-    for _ in range(2):  # a cell may be run again
-        exec(OWN_METHOD, {"__name__": "__main__"})
-    with pytest.raises(RunError, match="the method 'own' is not known in another process; put it into a module"):
-        pfedlms.compare((X, Y), linear, out=tmp_path / "n", **options)
+    for module in ("__main__", "loaded_by_its_path"):
+        del METHODS["own"]
+        for _ in range(2):  # a cell of a notebook may be run again
+            exec(OWN_METHOD, {"__name__": module})
+        with pytest.raises(RunError, match="the method 'own' is not known in another process; put it into a module"):
+            pfedlms.compare((X, Y), linear, out=tmp_path / f"run of {module}", **options)
 
 
 def exit_in_a_worker() -> nn.Module:

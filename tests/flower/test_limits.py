@@ -198,7 +198,7 @@ def test_an_error_about_a_nodes_own_data_does_not_quote_them_to_the_server(tmp_p
             open_node(load_config(None, {"data": data}), section, tmp_path, NAMED_PROBLEM)
     finally:
         logging.getLogger("flwr").removeHandler(handler)
-    assert str(caught.value) == "its own data cannot be used (DataError); the log of that node says why"
+    assert str(caught.value) == "it cannot be opened with its own data (DataError); the log of that node says why"
     assert caught.value.__context__ is None
     assert "Jane Doe" in "".join(str(record.exc_info) for record in logged)
     with pytest.raises(ConfigError, match=r"data\.sample_shape: got ''"):  # nothing of the data is in it

@@ -567,6 +567,22 @@ def test_a_call_that_writes_into_its_parameters_is_refused(layer: nn.Module) -> 
         check_trains(nn.Sequential(layer), x)
 
 
+class Flattened(nn.GRU):
+    """Moves its weights together, as `flatten_parameters` does on a GPU only."""
+
+    def flatten_parameters(self) -> None:
+        for weight in self.parameters():
+            weight.data = weight.data.clone()
+
+    def forward(self, x: Tensor) -> Any:
+        self.flatten_parameters()
+        return super().forward(x)[0]
+
+
+def test_recurrent_layers_may_move_their_weights() -> None:
+    check_trains(Flattened(12, 4), torch.ones(BATCH, 3, 12))
+
+
 class Centred(nn.Linear):
     """Subtracts a running mean of its samples."""
 

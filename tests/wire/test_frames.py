@@ -50,11 +50,6 @@ def intake(message: Message = STATISTICS, senders: tuple[int, ...] = (0, 1, 2)) 
     return Intake(message, DIGEST, 3, senders)
 
 
-def test_a_frame_without_one_of_its_fields_is_refused() -> None:
-    with pytest.raises(ValueError, match="values: got no 'variance', expected a value of each field of the message"):
-        frame(STATISTICS, {"mean": VALUES["mean"]}, round=3, sender=1, samples=17, digest=DIGEST)
-
-
 # The header.
 
 

@@ -95,8 +95,9 @@ def _main(arguments: Sequence[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        # A file of a run that cannot be written is a StorageError; this is about another path that the user gave.
-        say(f"error: {error.filename or 'standard output'}: {error.strerror}")
+        # A file of a run that cannot be written is a StorageError; this is about another path that the user gave, or,
+        # without a name, about the output, memory, processes, …
+        say(f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error}")
         return 2
 
 

@@ -274,14 +274,14 @@ def _read_leaf(path: Path) -> Columns:
     try:
         content = json.loads(read_contents(path))
         users = content["user_data"]
-        listed = set(content.get("users", users))
+        listed = set(map(str, content.get("users", users)))  # numbers as keys of an object became texts
         x, y = ([sample for user in users.values() for sample in user[part]] for part in ("x", "y"))
         sizes = {name: (len(user["x"]), len(user["y"])) for name, user in users.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{path}: not LEAF's JSON ({type(error).__name__}: {error}), expected user_data with x and y for each user"
         ) from error
-    if differing := sorted(map(str, listed ^ set(users))):
+    if differing := sorted(listed ^ set(users)):
         raise DataError(f"{path}: got user {differing[0]!r} only in one of users and user_data, expected it in both")
     for name, (samples, labels) in sizes.items():
         if samples != labels:

@@ -122,7 +122,7 @@ def build_pool(parts: Sequence[tuple[str, Any, Any]], names: Sequence[str] = (),
     where = [part[0] for part in parts]
     samples = [_as_numbers(x, name) for name, x, _ in parts]
     labels: list[NDArray[Any]]
-    if any_targets and not _are_classes([y for _, _, y in parts]):
+    if any_targets and not _are_classes([(name, y) for name, _, y in parts]):
         labels, classes, names = [_as_numbers(y, name, "targets") for name, _, y in parts], 0, ()
     else:
         labels, classes, names = _class_labels([(name, y) for name, _, y in parts], names)
@@ -225,10 +225,12 @@ def _pixels(image: Any, name: str) -> NDArray[np.float32]:
 # --- labels ---
 
 
-def _are_classes(targets: Sequence[Any]) -> bool:
+def _are_classes(parts: Sequence[tuple[str, Any]]) -> bool:
     """Whether the targets of all parts are labels of classes: vectors of booleans, of names, or of class numbers."""
-    columns = [as_array(y, "targets") for y in targets]
-    columns = [np.array(column.tolist()) if column.dtype.kind == "O" else column for column in columns]
+    columns = []
+    for name, y in parts:
+        column = as_array(y, what := f"{name}: targets")
+        columns.append(as_array(column.tolist(), what) if column.dtype.kind == "O" else column)
     if any(column.ndim != 1 or column.dtype.kind not in "iubUSO" for column in columns):
         return False
     numbers = [column for column in columns if column.dtype.kind in "iu" and len(column)]

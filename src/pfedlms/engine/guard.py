@@ -8,7 +8,7 @@ whether the shared model depends on the cohort.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -95,11 +95,15 @@ def _held(cohort: Cohort) -> Iterator[Tensors]:
     yield from (cohort.buffers, cohort.state, cohort.scratch, cohort.heard)
 
 
-def leaves_unchanged(objective: Objective) -> Any:
-    """A context in which an objective may not write into the tensors of its fields: they are the clients' state."""
+def _tensors_of(objective: Objective) -> Tensors:
+    """The tensors of an objective's fields, by path."""
     leaves = tensors_inside(objective).items()
-    tensors = {path: leaf.value if isinstance(leaf, PerClient) else leaf for path, leaf in leaves}
-    return _left_unchanged(tensors, where=f"{type(objective).__name__}: ")
+    return {path: leaf.value if isinstance(leaf, PerClient) else leaf for path, leaf in leaves}
+
+
+def leaves_unchanged(objective: Objective) -> AbstractContextManager[None]:
+    """A context in which an objective may not write into the tensors of its fields: they are the clients' state."""
+    return _left_unchanged(_tensors_of(objective), where=f"{type(objective).__name__}: ")
 
 
 Check = Callable[[Callable[..., Any], Any, Any], None]
@@ -400,9 +404,8 @@ def objective_after_step(objective: Objective, params: Tensor, step: int) -> Ten
     if after is params:
         return params
     _expect_like_params(f"{type(objective).__name__}.after_step", after, params)
-    tensors = (leaf.value if isinstance(leaf, PerClient) else leaf for leaf in tensors_inside(objective).values())
     memory = after.untyped_storage().data_ptr()
-    shares_memory = any(tensor.untyped_storage().data_ptr() == memory for tensor in tensors)
+    shares_memory = any(own.untyped_storage().data_ptr() == memory for own in _tensors_of(objective).values())
     return after.clone() if shares_memory else after.contiguous()
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache, partial
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -145,10 +146,12 @@ def _declaration(method: type[Method], settings: dict[str, Any]) -> str:
 
 
 def _refuse_misspelt(kind: type, *bases: type) -> None:
-    """Refuse a name in a class outside this package that is nearly one of the contract's, which `bases` declare."""
+    """Refuse a name in a class outside this package that its functions do not use and that is nearly one of the
+    contract's, which `bases` declare."""
     known = {name for base in bases for name in (*dir(base), *base.__annotations__)} - set(dir(object))
-    own = [each for each in kind.__mro__ if not each.__module__.startswith("pfedlms.")]
-    for name in (name for each in own for name in vars(each) if not name.startswith("_") and name not in known):
+    own = [part for each in kind.__mro__ if not each.__module__.startswith("pfedlms.") for part in vars(each).items()]
+    used = {name for _, value in own if isinstance(value, FunctionType) for name in value.__code__.co_names}
+    for name in (name for name, _ in own if not name.startswith("_") and name not in known | used):
         if near := get_close_matches(name, known, 1, _NEARLY):
             raise CheckFailed(
                 f"`{kind.__name__}.{name}` is never read (did you mean `{near[0]}`?); give it another name if it is "
@@ -183,10 +186,8 @@ class Recorder:
     frames: list[tuple[int, bytes]] = field(default_factory=list)
     """Clients' messages, with the sender."""
     answers: list[tuple[int, bytes]] = field(default_factory=list)
-    models: list[Tensor | None] = field(default_factory=list)
-    """The server's tracked model after every round."""
     sent_models: list[bool] = field(default_factory=list)
-    """Whether the answer of every round contains that model."""
+    """Whether the answer of every round contains the server's tracked model."""
     servers: list[tuple[int, Tensors]] = field(default_factory=list)
     """The number of messages until the end of every round, and the server's state then."""
     answered: set[str] = field(default_factory=set)
@@ -225,7 +226,6 @@ class Recorder:
             federation.play_round()
             server = federation.state()["server"]
             model = server.get("model")
-            self.models.append(model)
             self.servers.append((len(self.frames), server))
             sent = self.answers[-1][1] if self.answers else b""
             self.sent_models.append(model is not None and model.numpy().tobytes() in sent)
@@ -319,20 +319,19 @@ class _Battery:
         federation, recorder = self._federation()
         file = io.BytesIO()
         torch.save(recorder.play(federation, 2), file)
-        before = len(recorder.frames)
+        recorder.frames.clear()
+        recorder.servers.clear()
         whole = recorder.play(federation, 2)
         file.seek(0)
         resumed, later = self._federation(cohort_size=2)
         resumed.load(torch.load(file, weights_only=True))
-        recorder.frames = recorder.frames[before:]
-        recorder.servers = [(sent - before, server) for sent, server in recorder.servers[2:]]
         _expect_same((whole, recorder), (later.play(resumed, 2), later), "a run and its resumption from a checkpoint")
         return "a run that is resumed from a checkpoint ends as the run that was not stopped"
 
     def participation(self) -> str:
         one, (state, recorder) = (self._play(7, cohort_size=size, participation=0.6) for size in (1, 0))
         _expect_same(one, (state, recorder), "cohorts of 1 and of all participants, when 3 of 5 clients take part")
-        for round, model in enumerate(recorder.models):
+        for round, model in enumerate(server.get("model") for _, server in recorder.servers):
             for client, kept in recorder.states.get(round, {}).items() if issubclass(self.method, Tracked) else ():
                 if model is not None and not torch.equal(kept["model"], model):
                     raise CheckFailed(

@@ -3,6 +3,7 @@ run."""
 
 from __future__ import annotations
 
+import dis
 import hashlib
 import sys
 from collections.abc import Iterator, Mapping
@@ -38,10 +39,13 @@ def class_digest(kind: type) -> str:
             used = list(_used_by_class(part) if isinstance(part, type) else _used_by_function(part))
             parts = [value for _, value in used if isinstance(value, type | FunctionType)]
             waiting += parts
+            constants = [(name, value) for name, value in used if isinstance(value, _CONSTANTS)]
             if isinstance(part, type):  # its exchange and its functions may be of another module
                 modules |= {each.__module__ for each in parts if _is_own(each)}
-            constants = [(name, value) for name, value in used if isinstance(value, _CONSTANTS)]
-            code = part.__code__ if isinstance(part, FunctionType) else [each.__qualname__ for each in part.__bases__]
+                code: Any = [each.__qualname__ for each in part.__bases__]
+            else:
+                without_docstring = tuple(each for each in part.__code__.co_consts if each != part.__doc__)
+                code = part.__code__.replace(co_consts=without_docstring)
             found.append((part.__qualname__, repr(_describe((code, constants), True))))
     return _hash(repr(sorted(found)).encode())[:12] if found else ""
 
@@ -68,7 +72,9 @@ def _used_by_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
     codes = [function.__code__]
     for code in codes:  # which grows by the functions inside
         codes += [each for each in code.co_consts if isinstance(each, CodeType)]
-        yield from ((name, function.__globals__[name]) for name in code.co_names if name in function.__globals__)
+        # Names of attributes are in co_names, too: `cohort.params` does not use a variable `params` of a notebook.
+        names = {each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+        yield from ((name, function.__globals__[name]) for name in sorted(names & function.__globals__.keys()))
 
 
 def _hash(data: bytes) -> str:

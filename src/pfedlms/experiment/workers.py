@@ -32,10 +32,10 @@ class _Worker:
 
     run: Run | None = None
 
-    def __init__(self, problem: Problem, place: int, imports: Sequence[str]) -> None:
+    def __init__(self, problem: Problem, place: int, methods: Sequence[str]) -> None:
         self.place = place
         self.pipe, far_end = get_context("spawn").Pipe()
-        arguments = far_end, problem, imports
+        arguments = far_end, problem, list(plugins.IMPORTED_MODULES), methods
         self.process = get_context("spawn").Process(target=_worker_main, args=arguments)
         try:
             self.process.start()
@@ -88,8 +88,8 @@ def train_in_parallel(runs: Sequence[Run], callbacks: Sequence[Any], workers: in
     its result. This process calls callbacks at the start and the end of every run. It passes a signal on to the
     workers; after a signal, and after `deadline`, no run is started."""
     call, waiting, stop_signal = Callbacks(callbacks), list(runs), 0
-    methods = {METHODS[run.config.method].__module__ for run in runs} - {"__main__"}
-    imports = [*plugins.IMPORTED_MODULES, *sorted(name for name in methods if not name.startswith("pfedlms."))]
+    modules = {METHODS[run.config.method].__module__ for run in runs} - {"__main__"}
+    methods = sorted(name for name in modules if not name.startswith("pfedlms."))
     pool: list[_Worker] = []
     try:
         with signals() as received_signal:
@@ -100,7 +100,7 @@ def train_in_parallel(runs: Sequence[Run], callbacks: Sequence[Any], workers: in
                     idle = next((worker for worker in pool if worker.run is None), None)
                     if idle is None:
                         place = min(set(range(workers)) - {worker.place for worker in pool})
-                        idle = _Worker(waiting[0].problem, place, imports)
+                        idle = _Worker(waiting[0].problem, place, methods)
                         pool.append(idle)
                     run = waiting.pop(0)
                     idle.start(run, workers)
@@ -125,10 +125,14 @@ def train_in_parallel(runs: Sequence[Run], callbacks: Sequence[Any], workers: in
             worker.process.join()
 
 
-def _worker_main(pipe: Any, problem: Problem, imports: Sequence[str]) -> None:
-    """Train runs in this worker process until the other end of the pipe is closed. A data set is read once for all."""
+def _worker_main(pipe: Any, problem: Problem, imports: Sequence[str], methods: Sequence[str]) -> None:
+    """Train runs in this worker process until the other end of the pipe is closed. A data set is read once for all.
+    `methods` are modules of methods; runs of those that cannot be imported fail, the others do not."""
     threading.Thread(target=_stop_with_study, daemon=True).start()
     plugins.import_modules(imports)
+    for name in methods:
+        with suppress(UsageError):
+            plugins.import_modules([name])
     with cache_data_sets():
         while True:
             try:
@@ -154,8 +158,8 @@ def _train_run(run: Run, overrides: dict[str, Any]) -> tuple[str, Any, Sequence[
     try:
         if plugins.find_method(run.config.method) is None:
             raise UsageError(
-                f"workers: the method {run.config.method!r} is not known in another process; put it into a module, "
-                "my_methods.py for instance, and import that, or leave workers out"
+                f"workers: the method {run.config.method!r} is not known in another process; put it into a module "
+                "that can be imported, my_methods.py for instance, or leave workers out"
             )
         run.train(new=not run.has_started, **overrides)
     except StorageError as error:

@@ -110,8 +110,8 @@ def open_node(config: Config, section: NodeSection, folder: Path, problem: Probl
     except Exception as error:
         if not section.data:
             raise
-        logging.getLogger("flwr").exception("pfedlms: this node's own data cannot be used")
-        text = f"its own data cannot be used ({type(error).__name__}); the log of that node says why"
+        logging.getLogger("flwr").exception("pfedlms: this node cannot be opened with its own data")
+        text = f"it cannot be opened with its own data ({type(error).__name__}); the log of that node says why"
     raise DataError(text)
 
 

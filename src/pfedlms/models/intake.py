@@ -114,9 +114,12 @@ def check_trains(module: nn.Module, sample: Tensor) -> None:
     except Exception as error:  # it is the user's own and may raise anything
         raise UsageError(f"model: cannot be trained ({reason(error)})") from error
     given = dict(module.named_parameters())
+    # flatten_parameters moves those of a recurrent layer on a GPU; their values stay what they were.
+    movable = {id(own) for part in first.modules() if isinstance(part, nn.RNNBase) for own in part.parameters()}
     for name, parameter in first.named_parameters():
         kept = torch.allclose(parameter, given[name], rtol=0, atol=0, equal_nan=True)  # .data does not count writes
-        if parameter.requires_grad and not (kept and _place(parameter) == places[name]):
+        in_place = id(parameter) in movable or _place(parameter) == places[name]
+        if parameter.requires_grad and not (kept and in_place):
             raise UsageError(
                 f"model: a call writes into its parameter {name}, as nn.Embedding does with max_norm, so that "
                 "evaluations would change what is trained; compute with a changed copy of it (torch.renorm(weight, …)) "

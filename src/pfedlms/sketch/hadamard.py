@@ -178,11 +178,6 @@ def fwht_(values: torch.Tensor) -> torch.Tensor:
     `values.copy_(fwht_reference(values))`, whatever the number of rows and threads; that slow expression is also what
     runs where there is no kernel (see `backend_of`).
     """
-    if not isinstance(values, torch.Tensor):
-        raise ValueError(
-            f"fwht_: got {type(values).__name__}, expected a tensor, which is changed in place; pass "
-            "torch.from_numpy(values), which shares the memory of an array"
-        )
     size = _check_size(values)
     if values.dtype not in (torch.float32, torch.float64) or not values.is_contiguous() or values.requires_grad:
         raise ValueError(

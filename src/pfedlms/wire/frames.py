@@ -82,8 +82,6 @@ def frame(
     out: bytearray | memoryview | None = None,
 ) -> bytes | memoryview:
     """Encode `values` as one frame: as bytes, or as the beginning of `out`, of which a view is returned."""
-    if missing := [part.name for part in message.fields if part.name not in values]:
-        raise ValueError(f"values: got no {missing[0]!r}, expected a value of each field of the message; add it")
     end = HEADER_BYTES + message.size(values)
     data = memoryview(bytearray(end) if out is None else out).cast("B")[:end]
     if len(data) < end:
