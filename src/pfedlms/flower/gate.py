@@ -47,8 +47,8 @@ _CUSTOM_MODEL_BODY = 64 << 20
 
 
 def register(folder: Path) -> None:
-    """Register new keys, open the gate to them, and revoke those that they replace. A revoked key is so for good, so
-    all files are checked before anything changes, and a key is revoked only once the new one has its place."""
+    """Register new keys, revoke those that they replace, and open the gate to the new ones. A revoked key is so for
+    good, so all files are checked before anything changes, and a key is revoked only once the new one has its place."""
     places = read_places(folder / PLACES)
     keys = _public_keys(folder, places)
     nodes, replaced, problems = _registered_nodes(folder), dict[int, int](), list[str]()
