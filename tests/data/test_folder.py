@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from pfedlms.data import Partitioning, load_dataset, load_pool, partitioned
-from pfedlms.errors import DataError
+from pfedlms.errors import DataError, DataWarning
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,8 @@ def test_the_first_image_decides_between_grey_and_colour(tmp_path: Path) -> None
     """Grey from colour by Pillow's weights: pure white stays 255. A grey value is all three channels, and a palette is
     looked up."""
     mixed = {"a__1": grey(0), "a__2": colour(255, 255, 255), "b__1": Image.new("1", (3, 2), 1)}
-    x, _, _ = folder(save(tmp_path / "grey", **mixed))
+    with pytest.warns(DataWarning, match=r"a.2\.png: is in colour, as are 1 of 3 images, .* so all become grey"):
+        x, _, _ = folder(save(tmp_path / "grey", **mixed))
     assert x.shape == (3, 1, 2, 3)
     assert x[1].tolist() == x[2].tolist() != x[0].tolist()
     palette = grey(0, 1)

@@ -21,6 +21,7 @@ RISING = [10.0 * n for n in range(1, 9)]
         ([*RISING, *[80.0] * 8], 90.0, None),
         ([*RISING, 20.0, 80, 75, 20, 80, 82], 90.0, None),  # two unlucky evaluations
         ([*RISING, *[80.0] * 4, *[60.0] * 5], 90.0, "has fallen from 80.0 % to 60.0 %"),
+        ([*RISING, *[80.0] * 4, *[60.0] * 5], 40.0, "has fallen from 80.0 % to 60.0 %"),
         ([*RISING, *[60.0] * 1], 90.0, None),
         ([float(n) for n in range(1, 20)], 90.0, None),  # low, but it still gets better
         ([30.0] * 20, 90.0, "stays at 30.0 %"),

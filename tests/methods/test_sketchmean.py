@@ -107,6 +107,6 @@ def test_on_a_quadratic_the_residual_is_bounded_up_to_twice_the_share_of_the_ans
 
 @pytest.mark.filterwarnings("error:method.answer")
 def test_an_answer_of_few_entries_warns() -> None:
-    with pytest.warns(UserWarning, match=r"about 5 of 1000 entries in a round, expected at least 20.*use 0\.02 or"):
+    with pytest.warns(UserWarning, match=r"about 5 of 1000 entries in a round, expected at least 40.*use 0\.04 or"):
         method_of("sketchmean", task_of(1000), answer=0.005)
-    method_of("sketchmean", task_of(1000), answer=0.02)  # a warning would be an error
+    method_of("sketchmean", task_of(1000), answer=0.04)  # a warning would be an error

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from pfedlms.data.disk import explain_missing_package, read_contents
 from pfedlms.data.pool import Constants, Pool
-from pfedlms.errors import DataError
+from pfedlms.errors import DataError, DataWarning
 
 _GREY_MODES = {"1", "L", "LA"}
 _BYTE_MODES = _GREY_MODES | {"P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"}
@@ -71,6 +71,7 @@ def decode(files: Files, names: Sequence[str], shape: Shape, resize: bool = Fals
 def decode_uncached(files: Files, names: Sequence[str], shape: Shape, resize: bool) -> NDArray[np.uint8]:
     """Like `decode`, without the cache."""
     channels, height, width = shape
+    in_colour: list[str] = []
     pixels = np.empty((len(files), height, width, channels), dtype=np.uint8)
     for row, file, name in zip(pixels, files, names, strict=True):
         image = _open_image(file, name)
@@ -79,9 +80,17 @@ def decode_uncached(files: Files, names: Sequence[str], shape: Shape, resize: bo
                 f"{name}: got an image of {image.width}x{image.height} pixels, expected {width}x{height}; "
                 "replace it, or resize the images of a folder with --set data.image_size=32 (image_size in Python)"
             )
+        in_colour += [name] if channels == 1 and image.mode not in _GREY_MODES else []
         image = image.convert("L" if channels == 1 else "RGB")
         image = image.resize((width, height), 2) if resize else image  # 2: bilinear
         row[:] = np.asarray(image).reshape(height, width, channels)
+    if in_colour:
+        warnings.warn(
+            f"{in_colour[0]}: is in colour, as are {len(in_colour)} of {len(files)} images, but the first image is "
+            "grey, so all become grey; put an image in colour first, or take grey ones out",
+            DataWarning,
+            stacklevel=2,
+        )
     return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
 
 

@@ -136,6 +136,9 @@ def _as_numbers(value: Any, name: str, what: str = "samples") -> Samples:
     """Samples, or targets that are no classes, as an array `[n, ...]`: int64 for whole numbers such as token ids, else
     float32. Bytes with three or more axes are images and become float32."""
     x = as_array(value, f"{name}: {what}")
+    if x.dtype.kind == "O":  # columns of pandas' own types, for instance
+        numbers = as_array(x.tolist(), f"{name}: {what}")
+        x = numbers if numbers.dtype.kind in "fiub" else x
     if x.ndim == 0 or len(x) == 0:
         sparse = "; give its toarray()" if hasattr(value, "toarray") else ""
         raise DataError(f"{name}: got no {what}, expected an array [n, ...] with at least one{sparse}")

@@ -145,14 +145,12 @@ class Stopwatch:
                 self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
 
 
-# --- a shared model that gets worse while the clients' own, which take local steps from it, still look fine ----------
+# --- a shared model that gets worse; the clients' own, which take local steps from it, may still look fine -----------
 
 WINDOW = 5
 """Evaluations over which medians are taken, because one with unlucky participants says nothing."""
 DROP = 0.8
 """A median of G-acc below this share of the best one so far means that the model gets worse."""
-FINE = 0.9
-"""Above this share of its best, P-acc looks fine. Below it, users see by themselves that something is wrong."""
 LAG = 0.5
 """A median of G-acc below this share of that of P-acc means a model of little use. This counts only once the model no
 longer gets better: if clients hold few classes each, half of P-acc is not unusual in early rounds."""
@@ -165,8 +163,7 @@ def shared_model_problem(shared: Sequence[float], personal: Sequence[float]) -> 
         return None
     medians = [median(shared[end - WINDOW : end]) for end in range(WINDOW, len(shared) + 1)]
     now, best, personal_now = medians[-1], max(medians), median(personal[-WINDOW:])
-    personal_best = max(median(personal[end - WINDOW : end]) for end in range(WINDOW, len(personal) + 1))
-    if now < DROP * best and max(shared[-WINDOW:]) < best and personal_now > FINE * personal_best:
+    if now < DROP * best and max(shared[-WINDOW:]) < best:
         return f"G-acc has fallen from {best:.1f} % to {now:.1f} % while P-acc is {personal_now:.1f} %"
     if len(shared) >= 4 * WINDOW and now < LAG * personal_now and now <= medians[-1 - WINDOW]:
         return f"G-acc stays at {now:.1f} % while P-acc is {personal_now:.1f} %"

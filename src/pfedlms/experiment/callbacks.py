@@ -72,7 +72,7 @@ class Callback:
 
 
 class SharedModelWarning(Callback):
-    """Warns once if the shared model falls apart, although the clients' own models, after local steps, are fine."""
+    """Warns once if the shared model falls apart; the clients' own models, after local steps, may hide it."""
 
     _warned = False
 

@@ -190,6 +190,12 @@ def variants(methods: Any) -> tuple[dict[str, Tables], list[str]]:
         else:
             problems.append(f"methods: got {method!r}, {EXPECTED}")
     for text in texts:
+        if "=" in text.partition(":")[0]:
+            problems.append(
+                f"methods: got {text!r}, expected the name of a method; its settings follow it with colons, as in "
+                "sketchmean:ratio=0.3:answer=0.05"
+            )
+            continue
         row, tables, row_problems = _parse_variant(text)
         if row in rows:
             problems.append(f"methods: got {','.join(texts)}, expected every method once; settings tell variants apart")

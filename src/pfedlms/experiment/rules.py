@@ -80,7 +80,7 @@ def ineffective_settings(config: Config) -> Iterator[str]:
                 f"train.schedule = {schedule}"
             )
     if "train.optimizer" in given and train.optimizer == "adamw" and "train.learning_rate" not in given:
-        yield f"train.learning_rate: {train.learning_rate:g} is for sgd; adamw wants 0.001 or so, set it"
+        yield f"train.learning_rate: {train.learning_rate:g} is what sgd takes; adamw wants 0.001 or so"
     if train.schedule != "constant" and given & {
         f"train.{key}" for key in ("schedule", "floor", "decay", "decay_every")
     }:

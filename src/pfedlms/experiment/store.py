@@ -14,6 +14,7 @@ import fcntl
 import filecmp
 import json
 import os
+import shlex
 import shutil
 import tomllib
 import zipfile
@@ -73,6 +74,8 @@ class RunDirectory(ExitStack):
         """How to resume the run that is there."""
         if self.on_nodes:
             return RESTART_SERVER
+        if (self.read_summary() or {}).get("status") == "finished":
+            return f"it is finished, `pfedlms show {shlex.quote(str(self.path))}` shows it"
         with suppress(OSError, ValueError, AttributeError):  # the file may be of another version, or damaged
             tables = tomllib.loads(self.config.read_text(encoding="utf-8"))
             return f"resume it by `{resume_instruction(self.path, tables)}`"

@@ -38,8 +38,8 @@ FAST, SLOW = 0.7, 0.2
 SETTLED = 2
 LOWEST, HIGHEST = 2.0**-20, 2.0**40
 """Limits of a scale relative to its first value, so that it never becomes 0 or infinite."""
-FEWEST = 20
-"""With fewer entries in an answer, models learn slowly or not at all."""
+FEWEST = 40
+"""With fewer entries in an answer, models learn slowly, or the server collects more than it sends and w falls apart."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,8 @@ class SketchMean(Sketched):
         if settings.answer < 1 and entries < FEWEST:
             warnings.warn(
                 f"method.answer: got {settings.answer:g}, about {entries:.0f} of {dim} entries in a round, expected at "
-                f"least {FEWEST}: the shared model moves too little; use {min(1.0, FEWEST / dim):.2g} or more",
+                f"least {FEWEST}: the shared model learns slowly or falls apart; use {min(1.0, FEWEST / dim):.2g} or "
+                "more",
                 stacklevel=2,
             )
         start = start_scales(task.learning_rate, self.sketch_sizes)
