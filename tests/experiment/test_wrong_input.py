@@ -260,7 +260,7 @@ WARNINGS: dict[str, tuple[Any, dict[str, Any], str | None]] = {
     ),
     "alpha, held": (CLIENTS, {"alpha": 0.1}, "data.alpha: 0.1 has no effect, as the data say whose each sample is"),
     "classes": ((X, Y), {"classes_per_client": 1}, "data.classes_per_client: 1 has no effect, data.partition = diri"),
-    "rate of sgd": ((X, Y), {"optimizer": "adamw"}, "learning_rate: 0.1 is what sgd takes; adamw wants 0.001 or so"),
+    "rate of sgd": ((X, Y), {"optimizer": "adamw"}, "train.learning_rate: 0.1 is what sgd takes; adamw wants 0.001"),
     "all used": ((X, Y), {"momentum": 0.9, "alpha": 0.9, "schedule": "step", "decay": 0.5, "decay_every": 2}, None),
     "quantity": ((X, Y), {"alpha": 0.9, "partition": "quantity"}, None),
     "classes of classes": ((X, Y), {"classes_per_client": 1, "partition": "classes"}, None),
