@@ -226,6 +226,16 @@ def test_paths_are_printed_unchanged(name: str, call: Any) -> None:
     assert done.err == f"model of client 0: {name}/m.pt\n"
 
 
+def test_what_a_message_quotes_of_a_file_is_printable_and_short(call: Any) -> None:
+    Path("x.csv").write_bytes(b"\x1b[2J\x00" * 2000 + b"\n1\n")
+    done = call("run", "--dataset", "file:x.csv")
+    assert done.code == 2
+    assert done.err.startswith("error: x.csv: ")
+    assert r"\x1b[2J\x00" in done.err
+    assert len(done.err) < 10_000
+    assert all(each.isprintable() or each == "\n" for each in done.err)
+
+
 def test_a_diverging_run_exits_with_1_and_names_round_and_client(call: Any) -> None:
     done = call(*RUN, "--out", "r", "--set", "train.learning_rate=1e30")
     assert done.code == 1

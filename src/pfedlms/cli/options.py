@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from pfedlms.errors import UsageError, did_you_mean
+from pfedlms.errors import UsageError, did_you_mean, printable
 from pfedlms.experiment.schema import OPTIONS, short_help
 from pfedlms.report.tables import Table
 
@@ -161,5 +161,6 @@ def print_table(table: Table, where: Console | None = None) -> None:
 
 
 def say(text: str, style: str | None = None) -> None:
-    """Print a message on standard error."""
+    """Print a message on standard error. What it quotes of a file must not move the cursor or fill the screen."""
+    text = "\n".join(printable(line, longest=2000) for line in text.split("\n"))
     Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True, style=style)
