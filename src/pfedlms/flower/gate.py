@@ -20,6 +20,7 @@ import subprocess
 import sys
 from base64 import b64encode
 from collections.abc import Collection, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -138,7 +139,7 @@ def _register_key(folder: Path, file: Path, key: str, nodes: Collection[int]) ->
     if match := re.search(r'"node-id":\s*"?(\d+)', done.stdout):
         return int(match[1])
     if "code: 23" in done.stdout + done.stderr:  # it is registered; Flower has its id in the database only
-        with sqlite3.connect(f"file:{folder / 'superlink.db'}?mode=ro", uri=True) as database:
+        with closing(sqlite3.connect(f"file:{folder / 'superlink.db'}?mode=ro", uri=True)) as database:
             row = database.execute("SELECT node_id FROM node WHERE public_key = ?", (_pem(key),)).fetchone()
         if row is not None and (node := int(row[0]) % 2**64) in nodes:
             return node
