@@ -298,17 +298,18 @@ def _check_rows(what: str, values: Tensors, cohort: Cohort) -> None:
 
 
 def _check_shared(call: Callable[..., Any], cohort: Cohort, model: Tensor | None) -> None:
-    """Check what `global_model` returns: all clients must have the same model, the first also without the others."""
+    """Check what `global_model` returns: the last client must have the model of the first, and the first one the same
+    without the others."""
     if model is None:
         return
     clients, dim = cohort.params.shape
     if model.shape not in ((dim,), (clients, dim)):
         raise MethodError(f"got {describe(model)}, expected shape [{dim}] or [{clients}, {dim}]")
     if clients > 1:
-        rows, alone = model.expand(clients, dim), call(cohort.rows(slice(0, 1)))
-        if not torch.allclose(rows, rows[:1], equal_nan=True):
+        (first, *_, last), alone = model.expand(clients, dim), call(cohort.rows(slice(0, 1))).expand(1, dim)[0]
+        if not torch.allclose(first, last, equal_nan=True):
             raise MethodError("got other models for other clients, expected one that all of them share, or None")
-        if not torch.allclose(rows[:1], alone.expand(1, dim), equal_nan=True):
+        if not torch.allclose(first, alone, equal_nan=True):
             raise MethodError(
                 "got a model that depends on which clients are in the cohort; means over clients belong to the server"
             )
