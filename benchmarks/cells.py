@@ -206,9 +206,10 @@ def sampled(dataset: str) -> list[Cell]:
 def rates(dataset: str) -> list[Cell]:
     """Learning rates, with data set aside; all methods of a table have the same."""
     held_out = {"data.validation": 0.2, "run.evaluate_every": 5, "run.everyone": False}
+    shares = {"sketchmean": {"method.ratio": 0.1, "method.answer": 0.005}}  # rows are older than its default of 0
     return [
         Cell(f"rates-{dataset}", dataset, "a0.5", f"{variant}-rate{rate:g}", seed,
-             {**held_out, **by_key(dataset, variant), "train.learning_rate": rate})
+             {**held_out, **by_key(dataset, variant), **shares.get(variant, {}), "train.learning_rate": rate})
         for rate in RATES for variant in RATED for seed in range(SWEEP_SEED, SWEEP_SEED + 5)
     ]  # fmt: skip
 

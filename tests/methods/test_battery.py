@@ -148,7 +148,7 @@ CASES = [
         {"updates": 5, "perturbations": 60, "step": 0.05},
     ),
     Case("fetchsgd", False, TABLE, ENTRIES, {"answer": 0.01}, {"columns": 0.2, "answer": 0.1}),
-    Case("sketchmean", False, VOTES, [*TERNARY, 64], {"answer": 0.01}, {"ratio": 0.5, "answer": 0.1}),
+    Case("sketchmean", False, VOTES, [*TERNARY, 64], {"ratio": 0.1, "answer": 0.01}, {"ratio": 0.5, "answer": 0.1}),
     Case("zsign", False, ONE_BIT_EACH, MODEL, learns_with={"sigma": 0.5}),
     Case("zsign", False, ONE_BIT_EACH, MODEL, {"noise": "gaussian"}, {"sigma": 0.5}),
     Case("zsign", False, ONE_BIT_EACH, COUNTS, {"downlink": "sum"}, {"sigma": 0.5}),

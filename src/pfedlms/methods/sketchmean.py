@@ -13,7 +13,7 @@ New are the combination and its measurements (docs/results.md). Its parts come f
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import pi, sqrt
 
 import numpy as np
@@ -38,14 +38,28 @@ FAST, SLOW = 0.7, 0.2
 SETTLED = 2
 LOWEST, HIGHEST = 2.0**-20, 2.0**40
 """Limits of a scale relative to its first value, so that it never becomes 0 or infinite."""
+RATIO, ANSWER = 0.1, 0.005
+DIRECTIONS, ENTRIES = 1000, 80
+"""A small model has at least so many directions up and entries down, unless its settings say otherwise."""
 FEWEST = 40
 """With fewer entries in an answer, models learn slowly, or the server collects more than it sends and w falls apart."""
 
 
 @dataclass(frozen=True)
 class SketchMeanSettings(ServerSettings):
-    ratio: float = setting(0.1, "m / N, bits a client sends for each padded parameter", above=0, maximum=1)
-    answer: float = setting(0.005, "share of the entries of the model that the server's answer has", above=0, maximum=1)
+    ratio: float = setting(
+        0.0,
+        f"m / N, bits a client sends for each padded parameter; 0: {RATIO:g}, and for a small model {DIRECTIONS} bits",
+        minimum=0,
+        maximum=1,
+    )
+    answer: float = setting(
+        0.0,
+        "share of the entries of the model that the server's answer has; "
+        f"0: {ANSWER:g}, and for a small model {ENTRIES} entries",
+        minimum=0,
+        maximum=1,
+    )
     gain: float = setting(
         3.0,
         "g, the server's step along the mean of the signs; π/2 has the unit slope, 0 never moves w",
@@ -55,6 +69,14 @@ class SketchMeanSettings(ServerSettings):
     allocation: float = ALLOCATION()
     refresh: int = REFRESH()
     check_every: int = CHECK_EVERY()
+
+
+def shares_for(settings: SketchMeanSettings, dim: int) -> SketchMeanSettings:
+    """The settings of a model of `dim` entries, with a number for each share that is 0: bits are cheap in small models,
+    and the noise of few directions is large."""
+    ratio = max(RATIO, min(1.0, DIRECTIONS / dim))
+    answer = max(ANSWER, min(1.0, (ENTRIES + 0.5) / dim))  # without the half, rounding may take one entry
+    return replace(settings, ratio=settings.ratio or ratio, answer=settings.answer or answer)
 
 
 @dataclass
@@ -188,8 +210,10 @@ class SketchMean(Sketched):
     server_zeros = ("unsent",)
 
     def __init__(self, task: Task, settings: SketchMeanSettings) -> None:
+        dim = task.layout.dim
+        settings = shares_for(settings, dim)
         super().__init__(task, settings)
-        dim, entries = task.layout.dim, settings.answer * task.layout.dim
+        entries = settings.answer * dim
         if settings.answer < 1 and entries < FEWEST:
             warnings.warn(
                 f"method.answer: got {settings.answer:g}, about {entries:.0f} of {dim} entries in a round, expected at "
