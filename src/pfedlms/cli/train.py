@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from pfedlms.cli.options import add_options, add_study, assignments, out_directory, output, overrides, print_table, say
+from pfedlms.cli.options import add_options, add_study, out_directory, output, overrides, print_table, say
 from pfedlms.errors import UsageError
 from pfedlms.experiment.schema import DEFAULT_METHODS
 from pfedlms.report.progress import progress_callbacks
@@ -76,27 +76,24 @@ def run(options: argparse.Namespace) -> int:
 
 
 def compare(options: argparse.Namespace) -> int:
-    from pfedlms.experiment.grids import plan_grid
-
-    return _train_study(
-        options, plan_grid(options.config, overrides(options), options.methods, {}, options.seeds), "compare"
-    )
+    return _train_study(options, {"method": options.methods}, overrides(options), "compare")
 
 
 def sweep(options: argparse.Namespace) -> int:
-    from pfedlms.experiment.config import method_in, parse_overrides
-    from pfedlms.experiment.grids import check_has_axes, plan_grid, split_values
+    from pfedlms.experiment.config import method_in
+    from pfedlms.experiment.grids import split_axes
 
     method = vars(options)["method.name"] or method_in(options.config)
-    single, axes = split_values(assignments(options), method)
-    check_has_axes(axes)
-    study = plan_grid(options.config, parse_overrides(single), [method], axes, options.seeds, options.by)
-    return _train_study(options, study, f"{method}-sweep")
+    single, axes = split_axes(overrides(options))
+    return _train_study(options, {"method": method, **axes}, single, f"{method}-sweep")
 
 
-def _train_study(options: argparse.Namespace, study: Any, label: str) -> int:
+def _train_study(options: argparse.Namespace, grid: dict[str, Any], settings: dict[str, Any], label: str) -> int:
+    from pfedlms.experiment.grids import grid_rows, plan_study
     from pfedlms.report.charts import check_file
 
+    rows, axes = grid_rows(grid)
+    study = plan_study(options.config, settings, rows, axes, options.seeds, getattr(options, "by", None))
     first = study.planned[0].config
     out = out_directory(options, first.run.out, f"{first.data.title}-{label}")
     if options.plot:
