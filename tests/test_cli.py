@@ -87,43 +87,27 @@ def test_every_command_has_a_help_text(command: str, call: Any) -> None:
 
 WRONG_CALLS = {
     "no command": ([], "COMMAND"),
-    "mistyped command": (["rnu"], "unknown command 'rnu'; did you mean run?"),
-    "key without a section": (["run", "--set", "alpha=1"], "expected section.key=value; did you mean data.alpha=1?"),
-    "several methods": (
-        ["run", "--method", "fedavg,ditto"],
-        "several are compared: pfedlms compare --methods fedavg,ditto",
-    ),
-    "a folder as a file": (["run", "."], "a run's folder is for resume and show"),
-    "setting without an option": (["run", "data.alpha=1"], "expected a TOML file; did you mean --set data.alpha=1?"),
-    "two values": (["run", "--learning-rate", ".1", ".2"], "CONFIG: got '.2', expected a TOML file; an option takes"),
+    "mistyped command": (["rnu"], "invalid choice: 'rnu' (choose from"),
+    "a folder as a file": (["run", "."], ".: cannot be read as a TOML file of settings"),
+    "two values": (["run", "--learning-rate", ".1", ".2"], ".2: cannot be read as a TOML file of settings"),
+    "several values": (["run", "--learning-rate", ".1,.2"], "train.learning_rate: got [0.1, 0.2], expected a number"),
+    "several methods": (["run", "--method", "fedavg,ditto"], "expected the name alone; several methods"),
+    "key without a value": (["run", "--set", "alpha"], "got 'alpha', expected a setting and its value"),
     "mistyped option": (["run", "--methd", "pfedlms"], "unknown argument '--methd'; did you mean --method"),
     "option of one": (["compare", "--method", "fedavg"], "did you mean --methods?"),
     "setting of a method": (["run", "--thresholds", "3"], "did you mean --set method.thresholds=…?"),
-    "option of another command": (["resume", "r", "--dry-run"], "it is an option of run"),
-    "method with a setting": (
-        ["run", "--method", "sketchvote:ratio=0.3:learning_rate=1"],
-        "name alone; its settings stand apart: --method sketchvote --set method.ratio=0.3 --set train.learning_rate=1; "
-        "in Python ratio=0.3, learning_rate=1",
-    ),
-    "a gpu": (["run", "--device", "gpu"], "got 'gpu', expected one of: auto, cpu, cuda, cuda:N; did you mean cuda?"),
-    "two options": (
-        ["run", "--method", "fedavg", "--method", "local"],
-        "--method: got fedavg and local, expected one;",
-    ),
-    "option and --set": (["run", "--out", "a", "--set", "run.out=b"], "run.out: got --out a and --set run.out=b"),
+    "a gpu": (["run", "--device", "gpu"], "got 'gpu', expected one of: auto, cpu, cuda, cuda:N"),
     "option without a value": (["run", "--rounds"], "--rounds: expected one argument"),
-    "a list of seeds": (["compare", "--seeds", "1,2"], "--seeds: got 1,2, expected a count of at least 1; compare"),
     "model of other inputs": (["run", "--set", "model.name=vgg8"], "vgg8 takes images of shape (channels, 32, 32)"),
     "custom data": (["run", "--dataset", "custom"], "stands for data given in Python"),
     "too large a model": (["run", "--set", "model.hidden=100000000000000"], "model: cannot be built"),
-    "no data command": (["data", "downlaod"], "data: got 'downlaod'; did you mean download?"),
     "download of nothing": (["data", "download"], "data download: say which data set"),
-    "plot of data of no kind": (["data", "show", "--plot", "picture.xyz"], "--plot: got 'picture.xyz'"),
+    "plot of data of no kind": (["data", "show", "--plot", "picture.xyz"], "plot: got 'picture.xyz'"),
     "missing directory": (["resume", "none"], "none: no run here"),
     "resume nothing": (["resume"], "DIR"),
     "too long a name to write": (["compare", *OPTIONS, "--out", "a" * 300], "File name too long"),
-    "plot to nowhere": (["compare", "--plot", "none/picture.png"], "--plot: got 'none/picture.png'"),
-    "bits of no classes": (["bits", "--classes", "0"], "--classes: got 0"),
+    "plot to nowhere": (["compare", "--plot", "none/picture.png"], "plot: got 'none/picture.png'"),
+    "bits of no classes": (["bits", "--classes", "0"], "classes: got 0"),
     "out is a file": (["run", *OPTIONS, "--out", "/proc/version"], "/proc/version: is a file, expected a folder"),
     "out in a file": (["run", *OPTIONS, "--out", "/proc/version/run"], "/proc/version/run: cannot be written"),
     "out in proc": (["compare", *OPTIONS, "--out", "/proc/pfedlms"], "/proc/pfedlms: cannot be written"),
@@ -451,4 +435,3 @@ def test_methods_check_takes_settings(call: Any, monkeypatch: pytest.MonkeyPatch
     assert done.code == 0
     for text in ("method.server_step=-1", "method.nonsense=1", "train.rounds=3"):
         assert call("methods", "check", "pfedlms.methods.fedavg:FedAvg", "--set", text).code == 2
-    assert "--set is for methods check" in call("methods", "--set", "method.server_step=1").err

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import fields
 from typing import Any
 
-from pfedlms.cli.options import add_options, assignments, output, overrides
+from pfedlms.cli.options import add_options, output, overrides
 from pfedlms.errors import UsageError
 from pfedlms.report.tables import table_from_records
 
@@ -58,26 +58,21 @@ def listing(options: argparse.Namespace) -> None:
 
 def methods(options: argparse.Namespace) -> int:
     if options.what is None:
-        if options.set:
-            raise UsageError(
-                "methods: --set is for methods check MODULE:CLASS; settings are listed by: pfedlms settings"
-            )
         listing(options)
         return 0
     from pfedlms.engine.method_check import check_method
     from pfedlms.experiment.plugins import find_object
+    from pfedlms.methods.contract import Method
     from pfedlms.settings import parse
 
     if not options.method:
         raise UsageError("methods check: say which, for example: pfedlms methods check my_methods:FedProx")
-    method, values = find_object(options.method), {}
-    for text in assignments(options):
-        section, _, key = text.partition("=")[0].strip().partition(".")
-        if section not in ("method", getattr(method, "name", "method")) or not key or "=" not in text:
-            raise UsageError(f"--set: got {text!r}, expected a setting of the method, method.KEY=VALUE")
-        values[key] = text.partition("=")[2].strip()
-    declared = {field.name: field for field in fields(method.Settings)} if hasattr(method, "Settings") else {}
-    settings = {key: parse(declared[key], text) if key in declared else text for key, text in values.items()}
+    method = find_object(options.method)
+    declared = {field.name: field for field in fields(getattr(method, "Settings", Method.Settings))}
+    settings = {}
+    for text in options.set:
+        key, _, value = text.removeprefix("method.").partition("=")
+        settings[key] = parse(declared[key], value) if key in declared else value
     report = check_method(method, **settings)
     print(report)
     return 0 if report.ok else 1

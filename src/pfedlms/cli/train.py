@@ -146,25 +146,34 @@ def _report(options: argparse.Namespace, result: Any) -> int:
     """Print a run or study, its folder and how to resume it. Returns the exit code: 128 + the signal that interrupted
     it, 1 if a run failed, else 0."""
     from pfedlms.experiment.api import Study
-    from pfedlms.experiment.problem import resume_instruction
 
     print_results(options, result)
-    study = result if isinstance(result, Study) else None
+    broken = isinstance(result, Study) and result.broken
     if result.interrupted:
-        if study:
-            finished = sum(run.summary["status"] == "finished" for run in study.runs)
-            so_far = f"with {finished} run{'s' * (finished != 1)} finished"
-        else:
-            so_far = f"after {count_text(result.summary['rounds'], 'round')}"
-        resume = resume_instruction(result.directory, result.settings)
-        say(f"interrupted {so_far}; all of it is saved. Resume with: {resume}")
+        say(f"interrupted {how_to_resume(result)}")
     else:
-        if study and study.axes and (best := study.best()):
-            say(f"best by {study.by}: {best['name']} ({score_text(best['score'], best['runs'][0])})")
+        if isinstance(result, Study) and result.axes and (best := result.best()):
+            say(f"best by {result.by}: {best['name']} ({score_text(best['score'], best['runs'][0])})")
         say(f"results: {result.directory}")
-    if study and study.broken:
+    if broken:
         say("error: not all runs finished; the warnings above say why and what to change")
-    return 128 + (result.stopped or signal.SIGINT) if result.interrupted else int(bool(study and study.broken))
+    return 128 + (result.stopped or signal.SIGINT) if result.interrupted else int(broken)
+
+
+def how_to_resume(result: Any) -> str:
+    """How far an interrupted run or study is, and how to resume it."""
+    from pfedlms.experiment.api import Study
+    from pfedlms.experiment.problem import resume_instruction
+    from pfedlms.experiment.store import RESTART_SERVER, RunDirectory
+
+    if isinstance(result, Study):
+        finished = sum(run.summary["status"] == "finished" for run in result.runs)
+        so_far = f"with {count_text(finished, 'run')} finished"
+    else:
+        so_far = f"after {count_text(result.summary['rounds'], 'round')}"
+    on_nodes = RunDirectory(result.directory).on_nodes
+    command = RESTART_SERVER if on_nodes else resume_instruction(result.directory, result.settings)
+    return f"{so_far}; all of it is saved. Resume with: {command}"
 
 
 def reproduce(options: argparse.Namespace) -> int:
