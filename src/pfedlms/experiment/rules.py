@@ -76,8 +76,8 @@ def ineffective_settings(config: Config) -> Iterator[str]:
         last = train.rates.factor(train.rounds)
         if last < NEGLIGIBLE_STEP:
             yield (
-                f"train.schedule: {train.schedule} ends at {last:.1g} of the learning rate, where the last local steps do "
-                "nothing and clients keep the model they share; set train.floor = 0.1, or a larger train.decay"
+                f"train.schedule: {train.schedule} ends at {last:.1g} of the learning rate, where the last local "
+                "steps do nothing and clients keep the model they share; set train.floor = 0.1, or a larger train.decay"
             )
 
 
