@@ -133,9 +133,9 @@ def test_a_custom_module_that_cannot_be_imported_is_refused(call: Any, monkeypat
     Path("badly_made.py").write_text("1 / 0")
     Path("in_need.py").write_text("import numpie")
     for named, message in (
-        ("well_made:Nope", "module well_made has no class Nope; its methods: Mine\n"),
-        ("badly_made:Mine", "'badly_made' is there, but fails when it is imported (ZeroDivisionError: division by"),
-        ("in_need:Mine", "'in_need' is there, but fails when it is imported (ModuleNotFoundError: No module named 'nu"),
+        ("well_made:Nope", "expected MODULE:CLASS; the module well_made has no class 'Nope'"),
+        ("badly_made:Mine", "'badly_made' cannot be imported (ZeroDivisionError: division by"),
+        ("in_need:Mine", "'in_need' cannot be imported (ModuleNotFoundError: No module named 'nu"),
         ("well_made.py", "'well_made.py' cannot be imported"),
     ):
         done = call("methods", "check", named)

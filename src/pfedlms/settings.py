@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import Field, field, fields
 from operator import ge, gt, le, lt
@@ -116,12 +115,11 @@ def to_python_value(value: Any) -> Any:
 
 
 def _is_choice(value: str, choice: str) -> bool:
-    stem, _, placeholder = choice.partition(":")
-    if placeholder == "N":
-        return re.fullmatch(rf"{re.escape(stem)}:[0-9]{{1,4}}", value) is not None
-    if placeholder == "PATH":
-        return value.startswith(f"{stem}:") and value != f"{stem}:"
-    return value == choice
+    stem, colon, placeholder = choice.partition(":")
+    given, _, rest = value.partition(":")
+    if not colon:
+        return value == choice
+    return given == stem and (rest.isdecimal() if placeholder == "N" else rest != "")
 
 
 def parse(declared: Field[Any], text: str) -> Any:

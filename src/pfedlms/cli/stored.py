@@ -10,7 +10,7 @@ from typing import Any
 
 from pfedlms.cli.options import add_options, print_table, say
 from pfedlms.cli.train import how_to_resume, print_results
-from pfedlms.errors import PfedlmsError, RunDirectoryError, UsageError
+from pfedlms.errors import PfedlmsError, RunDirectoryError, UsageError, reason
 from pfedlms.report.runs import RunLike, Section, group_by_problem
 
 _DEPTH = 4
@@ -95,10 +95,7 @@ def sections_of(directories: Iterable[str | Path]) -> tuple[list[Section], list[
     from pfedlms.experiment.store import is_study
     from pfedlms.experiment.studies import Study, read_manifest
 
-    folders: dict[Path, Path] = {}
-    for directory in directories:
-        for folder in _find_folders(Path(directory)):
-            folders.setdefault(folder.resolve(), folder)
+    folders = {folder.resolve(): folder for each in directories for folder in _find_folders(Path(each))}
     sections: list[Section] = []
     single_runs: list[RunLike] = []
     left_out: list[str] = []
@@ -112,8 +109,8 @@ def sections_of(directories: Iterable[str | Path]) -> tuple[list[Section], list[
         if runs:
             sections.append(Study(runs, folder.resolve(), manifest["axes"], manifest["by"], runs).section())
     sections += group_by_problem(single_runs)
-    for reason in left_out:
-        warnings.warn(f"left out of the page: {reason}", stacklevel=2)
+    for why in left_out:
+        warnings.warn(f"left out of the page: {why}", stacklevel=2)
     if not sections:
         raise RunDirectoryError(
             f"{', '.join(map(str, directories))}: no run with an evaluation here, expected folders of runs, "
@@ -140,15 +137,12 @@ def _read(directory: Path, label: str, left_out: list[str]) -> list[Any]:
     """The run in `directory` as a list; empty, with the reason in `left_out`, if it has no evaluation to read."""
     from pfedlms.experiment.runs import load_run
 
-    if not directory.exists():
-        left_out.append(f"{directory}: this run of the study has not begun")
-        return []
     try:
         run = load_run(directory, label=label)
         if run.summary and run.metrics:
             return [run]
-        left_out.append(f"{directory}: no evaluation yet")
-    except (PfedlmsError, KeyError, TypeError) as error:  # of another version, or cut off
-        why = str(error) if isinstance(error, PfedlmsError) else f"cannot be read ({error!r})"
-        left_out.append(why if why.startswith(str(directory)) else f"{directory}: {why}")
+        why = "no evaluation yet"
+    except (PfedlmsError, KeyError, TypeError) as error:  # not begun, of another version, or cut off
+        why = str(error) if isinstance(error, PfedlmsError) else reason(error)
+    left_out.append(f"{directory}: {why.removeprefix(f'{directory}: ')}")
     return []
