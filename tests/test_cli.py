@@ -91,7 +91,7 @@ WRONG_CALLS = {
     "a folder as a file": (["run", "."], ".: cannot be read as a TOML file of settings"),
     "two values": (["run", "--learning-rate", ".1", ".2"], ".2: cannot be read as a TOML file of settings"),
     "several values": (["run", "--learning-rate", ".1,.2"], "train.learning_rate: got [0.1, 0.2], expected a number"),
-    "several methods": (["run", "--method", "fedavg,ditto"], "expected the name alone; several methods"),
+    "several methods": (["run", "--method", "fedavg,ditto"], "several are compared: pfedlms compare"),
     "key without a value": (["run", "--set", "alpha"], "got 'alpha', expected a setting and its value"),
     "mistyped option": (["run", "--methd", "pfedlms"], "unknown argument '--methd'; did you mean --method"),
     "option of one": (["compare", "--method", "fedavg"], "did you mean --methods?"),

@@ -64,10 +64,12 @@ def add_study(sub: argparse.ArgumentParser, seeds: int) -> None:
 
 def overrides(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """The settings of `--set`, and over them those of options that stand for a setting."""
-    from pfedlms.experiment.config import parse_overrides
+    from pfedlms.experiment.config import from_texts
+    from pfedlms.methods import METHODS
 
-    given = {place: vars(options).get(place) for place, _ in OPTIONS.values()}
-    return parse_overrides([*options.set, *(f"{place}={value}" for place, value in given.items() if value is not None)])
+    given = {place: value for place, _ in OPTIONS.values() if (value := vars(options).get(place)) is not None}
+    methods = [*METHODS, *([given["method.name"]] if "method.name" in given else [])]  # which may be installed
+    return from_texts(methods, [*options.set, *(f"{place}={value}" for place, value in given.items())])
 
 
 def out_directory(options: argparse.Namespace, configured: str, label: str) -> Path:

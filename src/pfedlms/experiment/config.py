@@ -144,9 +144,6 @@ def read_toml(path: str | Path | None) -> Tables:
 
 def as_toml(value: Any) -> str:
     """A value as JSON writes it, but for the one character that TOML wants escaped and JSON does not."""
-    if isinstance(value, str):
-        # Bytes of a path that are no UTF-8 (lone surrogates in Python) have no place in TOML; "?" keeps it readable.
-        value = value.encode(errors="replace").decode()
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -189,8 +186,8 @@ def from_keywords(methods: Sequence[str], settings: Mapping[str, Any]) -> Tables
     return tables
 
 
-def from_texts(methods: Sequence[str], texts: Iterable[str]) -> Tables:
-    """Texts `key=value` as tables: keywords whose values take the type of their settings."""
+def from_texts(methods: Sequence[str], texts: Sequence[str]) -> Tables:
+    """Texts `key=value` as tables: keywords whose values take the type of their settings, the same in every method."""
     parts = {text: text.partition("=") for text in texts}
     if errors := [text for text, (_, equals, _) in parts.items() if not equals]:
         raise ConfigError([f"got {text!r}, expected a setting and its value, as in train.rounds=50" for text in errors])
@@ -201,12 +198,6 @@ def from_texts(methods: Sequence[str], texts: Iterable[str]) -> Tables:
             place = ("method" if section in METHODS else section, key)
             values[key] = parse(declared[place], value) if place in declared else value
     return tables
-
-
-def parse_overrides(texts: Sequence[str]) -> Tables:
-    """The texts of the command line as tables. A key has the same type in every method."""
-    named = [text.partition("=")[2].strip() for text in texts if text.partition("=")[0].strip() == "method.name"]
-    return from_texts([*METHODS, *named], texts)
 
 
 def method_in(file: str | Path | None) -> str:
@@ -231,7 +222,8 @@ def load_config(
         raise ConfigError([f"schema: got {schema!r}, expected {SCHEMA}; the settings are of another version"])
     method = given.get("method", {}).get("name", "pfedlms")
     if find_method(method) is None:
-        raise ConfigError([f"method.name: got {method!r}; {_method_remedy(str(method))}"])
+        own = "one of your own takes --import MODULE; several are compared: pfedlms compare"
+        raise ConfigError([f"method.name: got {method!r}; {did_you_mean(str(method), METHODS)} {own}"])
     given = tables_for_method(given, method, [method])
     del given["method"]["name"]
     for section, values in given.items():
@@ -273,13 +265,6 @@ def default_constants(data: Mapping[str, Any]) -> dict[str, str]:
 def format_constants(numbers: Sequence[float]) -> str:
     """The text `0.4914, 0.4822, 0.4465`; `rules.parse_constants` reads back the same numbers."""
     return ", ".join(repr(float(number)) for number in numbers)
-
-
-def _method_remedy(text: str) -> str:
-    if "," in text or ":" in text:
-        return "expected the name alone; several methods, with settings of their own, are compared: pfedlms compare"
-    own = "a method of your own takes --import MODULE; in Python, import its module first"
-    return f"{did_you_mean(text, METHODS)}; {own}"
 
 
 def _build(declared: type[Any], values: Mapping[str, Any]) -> Any:
