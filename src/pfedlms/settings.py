@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import Field, field, fields
+from functools import partial
 from operator import ge, gt, le, lt
 from sys import float_info
 from typing import Any
@@ -44,15 +45,10 @@ def setting(
     digest. An `optional` setting is part of it only if it differs from its default: frames of runs without it have the
     bytes they had before the setting existed."""
     if choices is not None and not callable(choices):
-        choices = one_of(*choices)
+        choices = partial(list, tuple(choices))
     limits = {"minimum": minimum, "above": above, "maximum": maximum, "below": below}
-    about = {"help": help, "choices": choices, "limits": limits}
-    return field(default=default, metadata={**about, "server_only": server_only, "optional": optional})
-
-
-def one_of(*names: str) -> Callable[[], list[str]]:
-    """Choices that are known from the start."""
-    return lambda: list(names)
+    marks = {"server_only": server_only, "optional": optional}
+    return field(default=default, metadata={"help": help, "choices": choices, "limits": limits, **marks})
 
 
 def shared_settings(settings: Any) -> dict[str, Any]:

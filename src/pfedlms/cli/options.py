@@ -75,13 +75,12 @@ def overrides(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
 def out_directory(options: argparse.Namespace, configured: str, label: str) -> Path:
     """The directory that the user names, or a new one named by time. The config.toml of a run names that run's
     directory, which is not meant when the file is used for another run."""
-    if options.config and not options.out and Path(configured).resolve() == Path(options.config).resolve().parent:
-        configured = ""
-    if options.out or configured:
-        return Path(options.out or configured)
+    is_of_that_run = options.config and Path(configured).resolve() == Path(options.config).resolve().parent
+    if named := options.out or ("" if is_of_that_run else configured):
+        return Path(named)
     stem = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{label}"
-    candidates = (stem if number == 0 else stem.with_name(f"{stem.name}-{number}") for number in range(1000))
-    return next(path for path in candidates if not path.exists())
+    numbered = (stem.with_name(f"{stem.name}-{number}") for number in range(1, 1000))
+    return next(path for path in (stem, *numbered) if not path.exists())
 
 
 # --- output

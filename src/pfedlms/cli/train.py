@@ -76,24 +76,22 @@ def run(options: argparse.Namespace) -> int:
 
 
 def compare(options: argparse.Namespace) -> int:
-    return _train_study(options, {"method": options.methods}, overrides(options), "compare")
+    return _train_study(options, options.methods, "compare")
 
 
 def sweep(options: argparse.Namespace) -> int:
     from pfedlms.experiment.config import method_in
-    from pfedlms.experiment.grids import split_axes
 
     method = vars(options)["method.name"] or method_in(options.config)
-    single, axes = split_axes(overrides(options))
-    return _train_study(options, {"method": method, **axes}, single, f"{method}-sweep")
+    return _train_study(options, method, f"{method}-sweep", options.by)
 
 
-def _train_study(options: argparse.Namespace, grid: dict[str, Any], settings: dict[str, Any], label: str) -> int:
-    from pfedlms.experiment.grids import grid_rows, plan_study
+def _train_study(options: argparse.Namespace, methods: str, label: str, by: str | None = None) -> int:
+    from pfedlms.experiment.grids import grid_rows, plan_study, split_axes
     from pfedlms.report.charts import check_file
 
-    rows, axes = grid_rows(grid)
-    study = plan_study(options.config, settings, rows, axes, options.seeds, getattr(options, "by", None))
+    settings, values = split_axes(overrides(options))
+    study = plan_study(options.config, settings, *grid_rows({"method": methods, **values}), options.seeds, by)
     first = study.planned[0].config
     out = out_directory(options, first.run.out, f"{first.data.title}-{label}")
     if options.plot:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pfedlms.errors import did_you_mean
 from pfedlms.report.runs import dataset_title
-from pfedlms.settings import CUSTOM, one_of, setting
+from pfedlms.settings import CUSTOM, setting
 from pfedlms.train_settings import TrainSettings
 
 DEFAULT_METHODS = ("local", "fedavg", "pfedlms", "sketchvote")
@@ -146,7 +146,7 @@ class ModelSection:
     precision: str = setting(
         "default",
         "default: PyTorch's, convolutions in TF32 on a GPU; bf16: products and convolutions in bfloat16, for GPUs",
-        choices=one_of("default", "bf16"),
+        choices=("default", "bf16"),
     )
 
 
@@ -159,7 +159,7 @@ class RunSection:
     )
     device: str = setting(
         "auto", "auto takes a GPU where there is one; cuda:N the one of that number, from 0",
-        choices=one_of("auto", "cpu", "cuda", "cuda:N"),
+        choices=("auto", "cpu", "cuda", "cuda:N"),
     )  # fmt: skip
     threads: int = setting(0, "CPU threads; 0: as many as PyTorch is set to", minimum=0, maximum=1024)
     out: str = setting("", "run directory; empty: a fresh one under runs/")
