@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,30 +85,22 @@ def test_every_command_has_a_help_text(command: str, call: Any) -> None:
 
 
 WRONG_CALLS = {
-    "no command": ([], "COMMAND"),
     "mistyped command": (["rnu"], "invalid choice: 'rnu' (choose from"),
     "a folder as a file": (["run", "."], ".: cannot be read as a TOML file of settings"),
     "two values": (["run", "--learning-rate", ".1", ".2"], ".2: cannot be read as a TOML file of settings"),
     "several values": (["run", "--learning-rate", ".1,.2"], "train.learning_rate: got [0.1, 0.2], expected a number"),
     "several methods": (["run", "--method", "fedavg,ditto"], "several are compared: pfedlms compare"),
-    "key without a value": (["run", "--set", "alpha"], "got 'alpha', expected a setting and its value"),
-    "mistyped option": (["run", "--methd", "pfedlms"], "unknown argument '--methd'; did you mean --method"),
     "option of one": (["compare", "--method", "fedavg"], "did you mean --methods?"),
     "setting of a method": (["run", "--thresholds", "3"], "did you mean --set method.thresholds=…?"),
-    "a gpu": (["run", "--device", "gpu"], "got 'gpu', expected one of: auto, cpu, cuda, cuda:N"),
-    "option without a value": (["run", "--rounds"], "--rounds: expected one argument"),
     "model of other inputs": (["run", "--set", "model.name=vgg8"], "vgg8 takes images of shape (channels, 32, 32)"),
     "custom data": (["run", "--dataset", "custom"], "stands for data given in Python"),
-    "too large a model": (["run", "--set", "model.hidden=100000000000000"], "model: cannot be built"),
     "download of nothing": (["data", "download"], "data download: say which data set"),
-    "plot of data of no kind": (["data", "show", "--plot", "picture.xyz"], "plot: got 'picture.xyz'"),
+    "plot of data of no kind": (["data", "show", "--plot", "picture.xyz"], "got 'picture.xyz', expected a .png"),
     "missing directory": (["resume", "none"], "none: no run here"),
     "resume nothing": (["resume"], "DIR"),
     "too long a name to write": (["compare", *OPTIONS, "--out", "a" * 300], "File name too long"),
-    "plot to nowhere": (["compare", "--plot", "none/picture.png"], "plot: got 'none/picture.png'"),
     "bits of no classes": (["bits", "--classes", "0"], "classes: got 0"),
     "out is a file": (["run", *OPTIONS, "--out", "/proc/version"], "/proc/version: is a file, expected a folder"),
-    "out in a file": (["run", *OPTIONS, "--out", "/proc/version/run"], "/proc/version/run: cannot be written"),
     "out in proc": (["compare", *OPTIONS, "--out", "/proc/pfedlms"], "/proc/pfedlms: cannot be written"),
 }
 
@@ -229,16 +220,12 @@ def test_a_diverging_run_exits_with_1_and_names_round_and_client(call: Any) -> N
 
 
 def test_options_set_their_settings(call: Any) -> None:
-    given = {
-        "--clients": ("data", "clients", 7), "--alpha": ("data", "alpha", 0.3), "--model": ("model", "name", "dnn"),
-        "--validation": ("data", "validation", 0.1), "--participation": ("train", "participation", 0.5),
-        "--learning-rate": ("train", "learning_rate", 0.03), "--rounds": ("train", "rounds", 9),
-        "--local-steps": ("train", "local_steps", 3), "--batch-size": ("train", "batch_size", 5),
-    }  # fmt: skip
-    options = [part for option, (_, _, value) in given.items() for part in (option, str(value))]
-    config = json.loads(call("run", "--dry-run", "--json", *options).out)["config"]
-    for section, key, value in given.values():
-        assert config[section][key] == value
+    done = call(
+        "run", "--dry-run", "--json", "--clients", "7", "--model", "dnn", "--learning-rate", ".03", "--reference"
+    )
+    config = json.loads(done.out)["config"]
+    assert (config["data"]["clients"], config["model"]["name"], config["train"]["learning_rate"]) == (7, "dnn", 0.03)
+    assert config["run"]["reference"] is True
 
 
 def test_dry_run_prints_plan_bytes_and_memory_and_writes_nothing(call: Any) -> None:
@@ -314,13 +301,6 @@ def test_compare_json_is_one_document(call: Any) -> None:
     folders = [f"c/{method}-seed{seed}" for method in ("local", "fedavg") for seed in (5, 6)]
     assert [run["directory"] for run in document["runs"]] == folders
     assert "fedavg seed 6: 2 rounds on digits" in done.err
-
-
-def test_the_default_methods_of_compare_are_those_of_python(call: Any) -> None:
-    shown = call("compare", "--seeds", "1", "--rounds", "1", *OPTIONS, "--out", "c", "--json", "--quiet").out
-    runs = json.loads(shown)["runs"]
-    default = signature(pfedlms.compare).parameters["methods"].default
-    assert tuple(run["method"] for run in runs) == default == ("local", "fedavg", "pfedlms", "sketchvote")
 
 
 @pytest.mark.parametrize(

@@ -48,13 +48,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code: 0 done, 1 a run failed, 2 wrong use, 130 interrupted by Ctrl-C, 143 by
     SIGTERM. If torchrun started several processes, only the first prints. The others print only what keeps them from
     starting: data may be missing on one machine alone."""
-    started_together = "MASTER_ADDR" in os.environ
-    rank = os.environ.get("RANK", "0") if started_together else "0"
+    if "MASTER_ADDR" not in os.environ:
+        return _main(arguments)
+    rank = os.environ.get("RANK", "0")
     if rank == "0":
-        if started_together:
-            # torchrun sends SIGTERM to all processes when one has died. A run handles it. Before and after the run
-            # this process must not end by it, or nobody would read why the other one died.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        # torchrun sends SIGTERM to all processes when one has died. A run handles it. Before and after the run this
+        # process must not end by it, or nobody would read why the other one died.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         return _main(arguments)
     with open(os.devnull, "w") as nothing, redirect_stdout(nothing), redirect_stderr(io.StringIO()) as errors:
         code = _main(arguments)

@@ -11,7 +11,6 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColu
 from pfedlms.cli.options import add_options, output, overrides, say
 from pfedlms.errors import UsageError
 from pfedlms.report import figures
-from pfedlms.report.charts import check_file
 
 
 def add_data(sub: argparse.ArgumentParser) -> None:
@@ -34,12 +33,10 @@ def _show(options: argparse.Namespace) -> None:
     from pfedlms.experiment.cost import holdings
     from pfedlms.report import plans
 
-    if options.plot:
-        check_file(options.plot)
     document = holdings(load_config(options.subject, overrides(options)))
-    output(options, document, lambda _: plans.client_table(document), document["clients"])
     if options.plot:
         figures.client_map(document).save(options.plot)
+    output(options, document, lambda _: plans.client_table(document), document["clients"])
 
 
 def _download(options: argparse.Namespace) -> None:

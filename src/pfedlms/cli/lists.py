@@ -14,16 +14,9 @@ Rows = list[dict[str, Any]]
 
 
 def add_bits(sub: argparse.ArgumentParser) -> None:
-    """Bits of one client and round, from messages that are encoded and decoded; FedProto as if every client held every
-    class."""
-    add_options(
-        sub,
-        *("method", "model", "clients", "dataset"),
-        method="method by name (default: all)",
-        model="model by name (default: the data set's)",
-        clients="number of clients (default: 20)",
-        dataset="take sample shape, model and classes from this data set (default: mnist; 32x32 images for vgg)",
-    )
+    """Bits of one client and round, of all methods or one, from messages that are encoded and decoded; FedProto as if
+    every client held every class. Without --dataset samples are those of mnist, for the VGGs 32x32 in colour."""
+    add_options(sub, "method", "model", "clients", "dataset")
     sub.add_argument("--classes", type=int, metavar="C", help="number of classes (default: the data set's)")
     add_options(sub, "--set", "--import", "--json")
 

@@ -40,9 +40,9 @@ SHARED: dict[str, dict[str, Any]] = {
 """Options of several commands, with the arguments of argparse."""
 
 
-def add_options(sub: argparse.ArgumentParser, *names: str, **helps: str) -> None:
-    """Add options by name: shared ones, and those that stand for a setting, whose help `helps` may replace. `settings`
-    adds all options that stand for a setting except the method, and --out and --set."""
+def add_options(sub: argparse.ArgumentParser, *names: str) -> None:
+    """Add options by name, shared ones and those that stand for a setting. `settings` adds all the latter except the
+    method, and --out and --set."""
     for name in names:
         if name == "settings":
             add_options(sub, *(option for option in OPTIONS if option != "method"), "--out", "--set")
@@ -50,9 +50,8 @@ def add_options(sub: argparse.ArgumentParser, *names: str, **helps: str) -> None
             sub.add_argument(name, **SHARED[name])
         else:
             place, metavar = OPTIONS[name]
-            help = helps.get(name) or short_help(place).replace("%", "%%")
             kind: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_const", "const": "true"}
-            sub.add_argument(f"--{name}", dest=place, help=help, **kind)
+            sub.add_argument(f"--{name}", dest=place, help=short_help(place).replace("%", "%%"), **kind)
 
 
 def add_study(sub: argparse.ArgumentParser, seeds: int) -> None:

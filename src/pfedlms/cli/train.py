@@ -177,15 +177,12 @@ def how_to_resume(result: Any) -> str:
 def reproduce(options: argparse.Namespace) -> int:
     """Run `python -m papers.pfedlms`, if this is a clone of the repository."""
     clone = Path(__file__).parents[3]
-    if (clone / "papers" / "pfedlms").is_dir() and str(clone) not in sys.path:
-        sys.path.append(str(clone))
-    try:
-        from papers.pfedlms.__main__ import main
-    except ModuleNotFoundError as error:
-        if not str(error.name).startswith("papers"):
-            raise
+    if not (clone / "papers" / "pfedlms").is_dir():
         raise UsageError(
             "reproduce: the tables of the paper are not in the installed package, but in the folder papers/ of its "
             "repository; clone that and repeat the command there"
-        ) from error
+        )
+    sys.path.append(str(clone))
+    from papers.pfedlms.__main__ import main
+
     return main(options.rest, "pfedlms reproduce")

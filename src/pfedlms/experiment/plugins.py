@@ -45,7 +45,7 @@ def find_method(name: Any) -> type[Method] | None:
     if name not in METHODS:
         for point in installed_entry_points("pfedlms.methods", tuple(sys.path)):
             if point.name == name:
-                register(_load(point))
+                register(point.load())
     return METHODS.get(name)
 
 
@@ -56,15 +56,8 @@ def load_plugins(methods: bool = True) -> None:
         find_method(point.name)
     for point in installed_entry_points("pfedlms.models", tuple(sys.path)):
         if point.name not in MODELS:
-            built = _load(point)
+            built = point.load()
             MODELS[point.name] = built if isinstance(built, Entry) else Entry(f"of {point.value}", built)
-
-
-def _load(point: Any) -> Any:
-    try:
-        return point.load()
-    except Exception as error:  # somebody else's package
-        raise UsageError(f"{point.group}: {point.name} = {point.value} cannot be loaded ({reason(error)})") from error
 
 
 def find_object(text: str) -> Any:
