@@ -75,7 +75,7 @@ def test_a_data_set_may_take_the_settings_of_its_relative(monkeypatch: pytest.Mo
 
 
 def test_an_override_has_the_type_of_its_key() -> None:
-    texts = ["train.rounds=5", "train.learning_rate=1e-2", "method.layerwise=False", "data.dir=a=b c", "method.ratio=1"]
+    texts = ["rounds=5", "train.learning_rate=1e-2", "method.layerwise=False", "data.dir=a=b c", "method.ratio=1"]
     tables = from_texts(list(METHODS), texts)
     assert tables == {
         "train": {"rounds": 5, "learning_rate": 0.01},
@@ -142,7 +142,7 @@ def test_an_unknown_method_is_answered_with_the_nearest_names() -> None:
     (found,) = problems(method={"name": "pfedlsm"})
     assert found.startswith("method.name: got 'pfedlsm'; did you mean pfedlms")
     (found,) = problems(method={"name": 5})
-    assert found.startswith(f"method.name: got 5; expected one of: {', '.join(METHODS)} one of your own takes")
+    assert found.startswith(f"method.name: got 5; expected one of: {', '.join(METHODS)}; one of your own takes")
 
 
 def test_a_key_of_another_method_is_refused() -> None:

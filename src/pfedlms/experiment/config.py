@@ -223,7 +223,7 @@ def load_config(
     method = given.get("method", {}).get("name", "pfedlms")
     if find_method(method) is None:
         own = "one of your own takes --import MODULE; several are compared: pfedlms compare"
-        raise ConfigError([f"method.name: got {method!r}; {did_you_mean(str(method), METHODS)} {own}"])
+        raise ConfigError([f"method.name: got {method!r}; {did_you_mean(str(method), METHODS)}; {own}"])
     given = tables_for_method(given, method, [method])
     del given["method"]["name"]
     for section, values in given.items():
