@@ -8,8 +8,6 @@ from math import ceil, cos, pi
 
 from pfedlms.settings import CUSTOM, setting
 
-SHAPES = ("constant", "cosine", "step")
-
 
 def steps_of(samples: int, batch_size: int, steps: int, epochs: float) -> int:
     """Local steps of a client with so many training samples: `steps`, or, with `epochs`, ⌈epochs · samples / batch⌉.
@@ -108,7 +106,7 @@ class TrainSettings:
         "constant",
         "η over the rounds: constant; half a cosine down to train.floor at the last round, so train.rounds cannot "
         "change on resume; or times train.decay every train.decay_every rounds",
-        choices=SHAPES,
+        choices=("constant", "cosine", "step"),
     )
     floor: float = setting(
         0.1,

@@ -127,12 +127,13 @@ def models() -> Rows:
 
 def settings() -> Rows:
     """Every key, once for each method that has it: methods may have the same key with another default and meaning."""
-    from pfedlms.experiment.config import setting_classes
+    from pfedlms.experiment.schema import SECTIONS
     from pfedlms.methods import METHODS
     from pfedlms.settings import CUSTOM
 
     rows = []
-    for section, name, cls in setting_classes(METHODS):
+    common = [(section, "all", cls) for section, cls in SECTIONS.items()]
+    for section, name, cls in [*common, *(("method", name, method.Settings) for name, method in METHODS.items())]:
         for key in fields(cls):
             about, choices = key.metadata["help"], key.metadata["choices"] or list
             values = ", ".join(value for value in choices() if value != CUSTOM)

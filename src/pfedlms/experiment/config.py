@@ -85,21 +85,14 @@ class Config:
 # --- the keys of sections and methods
 
 
-def setting_classes(methods: Iterable[Any]) -> list[tuple[str, str, type[Any]]]:
-    """The dataclasses that declare keys, each with its section and its method ("all" for the common sections). A method
-    that does not exist has none; the check of a configuration reports it."""
-    return [
-        *((section, "all", declared) for section, declared in SECTIONS.items()),
-        *(("method", name, method.Settings) for name in methods if (method := find_method(name)) is not None),
-    ]
-
-
 def setting_fields(methods: Iterable[Any]) -> dict[tuple[str, str], Field[Any]]:
-    """The fields that declare keys, by section and key; where several methods have a key, that of the first."""
+    """The fields that declare keys, by section and key; where several methods have a key, that of the first. A method
+    that does not exist has none; the check of a configuration reports it."""
+    own = [("method", method.Settings) for name in methods if (method := find_method(name)) is not None]
     by_key: dict[tuple[str, str], Field[Any]] = {}
-    for section, _, declared in setting_classes(methods):
-        for field_ in fields(declared):
-            by_key.setdefault((section, field_.name), field_)
+    for section, cls in [*SECTIONS.items(), *own]:
+        for each in fields(cls):
+            by_key.setdefault((section, each.name), each)
     return by_key
 
 
@@ -221,7 +214,8 @@ def load_config(
     if schema != SCHEMA:
         raise ConfigError([f"schema: got {schema!r}, expected {SCHEMA}; the settings are of another version"])
     method = given.get("method", {}).get("name", "pfedlms")
-    if find_method(method) is None:
+    cls = find_method(method)
+    if cls is None:
         own = "one of your own takes --import MODULE; several are compared: pfedlms compare"
         raise ConfigError([f"method.name: got {method!r}; {did_you_mean(str(method), METHODS)}; {own}"])
     given = tables_for_method(given, method, [method])
@@ -232,7 +226,7 @@ def load_config(
             for key, value in values.items()
             if not (stored and (section, key, value) in REMOVED)
         }
-    declared = {section: cls for section, _, cls in setting_classes([method])}
+    declared = {**SECTIONS, "method": cls.Settings}
     defaults = {section: {each.name: each.default for each in fields(cls)} for section, cls in declared.items()}
     base = merge(defaults, shipped_defaults(given.get("data", {}).get("dataset", "digits"), method))
     tables = merge(base, given)
