@@ -119,11 +119,13 @@ def _is_choice(value: str, choice: str) -> bool:
 
 
 def parse(declared: Field[Any], text: str) -> Any:
-    """The text of a command line as the type the field has, or as a list of such values where it has commas; left as
-    text where it does not fit, so that the check names it."""
+    """The text of a command line as the type the field has, or as a list of such values where it has commas (a path may
+    have them, too); left as text where it does not fit, so that the check names it."""
     kind, _ = _TYPES[type_name(declared)]
     if "," in text and (kind is not str or declared.metadata["choices"]):
-        return [parse(declared, part.strip()) for part in text.split(",") if part.strip()]
+        values = [parse(declared, part.strip()) for part in text.split(",") if part.strip()]
+        if _expectation(declared, text) or not any(_expectation(declared, value) for value in values):
+            return values
     try:
         return {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
     except (ValueError, KeyError):

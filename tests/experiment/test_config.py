@@ -85,6 +85,22 @@ def test_an_override_has_the_type_of_its_key() -> None:
     assert isinstance(tables["method"]["ratio"], float)
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("train.rounds=5, 7", [5, 7]),
+        ("train.learning_rate=.1,x", [0.1, "x"]),
+        ("train.optimizer=sgd,adamw", ["sgd", "adamw"]),
+        ("data.dataset=file:a.npz,file:b.npz", ["file:a.npz", "file:b.npz"]),
+        ("data.dataset=file:a,b.npz", "file:a,b.npz"),
+        ("data.class_names=a,b", "a,b"),
+    ],
+)
+def test_values_with_commas_are_a_list_unless_they_are_one_text(text: str, value: Any) -> None:
+    ((found,),) = (table.values() for table in from_texts(["local"], [text]).values())
+    assert found == value
+
+
 def test_a_key_that_methods_share_has_one_type() -> None:
     """An override gets its type before the method is known, because a file may name the method."""
     kinds: dict[str, set[str]] = {}

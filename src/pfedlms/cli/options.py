@@ -7,6 +7,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def out_directory(options: argparse.Namespace, configured: str, label: str) -> P
         return Path(named)
     stem = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{label}"
     numbered = (stem.with_name(f"{stem.name}-{number}") for number in range(1, 1000))
-    return next(path for path in (stem, *numbered) if not path.exists())
+    return next(path for path in chain([stem], numbered) if not path.exists())
 
 
 # --- output
