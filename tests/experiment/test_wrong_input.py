@@ -68,7 +68,10 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
         {"round": 3, "alfa": 1.0},
         r"round: unknown setting of local; did you mean rounds\?\nalfa: unknown setting",
     ),
-    "of another method": ({"method": "fedavg", "strength": 0.1}, "strength: unknown setting of fedavg; "),
+    "of another method": (
+        {"method": "fedavg", "strength": 0.1},
+        "strength: unknown setting of fedavg; pfedlms settings",
+    ),
     "patience": ({"patience": 3}, r"train\.patience: got 3 with data\.validation = 0; it follows V-acc"),
     "names": ({"data": "digtis", "model": "vgg9"}, r"data\.dataset: got 'digtis'(.|\n)*model\.name: got 'vgg9'"),
     "kind without a path": ({"data": "folder:"}, r"got 'folder:', expected one of: .*, folder:PATH, file:PATH"),

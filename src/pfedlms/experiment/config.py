@@ -173,7 +173,9 @@ def from_keywords(methods: Sequence[str], settings: Mapping[str, Any]) -> Tables
             errors.append(f"{name}: may mean {' or '.join(likely)}; give the full name")
         else:
             of = f" of {methods[0]}" if len(methods) == 1 else ""
-            errors.append(f"{name}: unknown setting{of}; {suggest(name, places)}")
+            near = suggest(name, places)
+            remedy = near if near.startswith("did") else "pfedlms settings lists them all, with their methods"
+            errors.append(f"{name}: unknown setting{of}; {remedy}")
     if errors:
         raise ConfigError(errors)
     return tables
