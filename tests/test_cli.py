@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,46 +85,22 @@ def test_every_command_has_a_help_text(command: str, call: Any) -> None:
 
 
 WRONG_CALLS = {
-    "no command": ([], "COMMAND"),
-    "mistyped command": (["rnu"], "unknown command 'rnu'; did you mean run?"),
-    "key without a section": (["run", "--set", "alpha=1"], "expected section.key=value; did you mean data.alpha=1?"),
-    "several methods": (
-        ["run", "--method", "fedavg,ditto"],
-        "several are compared: pfedlms compare --methods fedavg,ditto",
-    ),
-    "a folder as a file": (["run", "."], "a run's folder is for resume and show"),
-    "setting without an option": (["run", "data.alpha=1"], "expected a TOML file; did you mean --set data.alpha=1?"),
-    "two values": (["run", "--learning-rate", ".1", ".2"], "CONFIG: got '.2', expected a TOML file; an option takes"),
-    "mistyped option": (["run", "--methd", "pfedlms"], "unknown argument '--methd'; did you mean --method"),
+    "mistyped command": (["rnu"], "invalid choice: 'rnu' (choose from"),
+    "a folder as a file": (["run", "."], ".: cannot be read as a TOML file of settings"),
+    "two values": (["run", "--learning-rate", ".1", ".2"], ".2: cannot be read as a TOML file of settings"),
+    "several values": (["run", "--learning-rate", ".1,.2"], "train.learning_rate: got [0.1, 0.2], expected a number"),
+    "several methods": (["run", "--method", "fedavg,ditto"], "several are compared: pfedlms compare"),
     "option of one": (["compare", "--method", "fedavg"], "did you mean --methods?"),
     "setting of a method": (["run", "--thresholds", "3"], "did you mean --set method.thresholds=…?"),
-    "option of another command": (["resume", "r", "--dry-run"], "it is an option of run"),
-    "method with a setting": (
-        ["run", "--method", "sketchvote:ratio=0.3:learning_rate=1"],
-        "name alone; its settings stand apart: --method sketchvote --set method.ratio=0.3 --set train.learning_rate=1; "
-        "in Python ratio=0.3, learning_rate=1",
-    ),
-    "a gpu": (["run", "--device", "gpu"], "got 'gpu', expected one of: auto, cpu, cuda, cuda:N; did you mean cuda?"),
-    "two options": (
-        ["run", "--method", "fedavg", "--method", "local"],
-        "--method: got fedavg and local, expected one;",
-    ),
-    "option and --set": (["run", "--out", "a", "--set", "run.out=b"], "run.out: got --out a and --set run.out=b"),
-    "option without a value": (["run", "--rounds"], "--rounds: expected one argument"),
-    "a list of seeds": (["compare", "--seeds", "1,2"], "--seeds: got 1,2, expected a count of at least 1; compare"),
     "model of other inputs": (["run", "--set", "model.name=vgg8"], "vgg8 takes images of shape (channels, 32, 32)"),
     "custom data": (["run", "--dataset", "custom"], "stands for data given in Python"),
-    "too large a model": (["run", "--set", "model.hidden=100000000000000"], "model: cannot be built"),
-    "no data command": (["data", "downlaod"], "data: got 'downlaod'; did you mean download?"),
     "download of nothing": (["data", "download"], "data download: say which data set"),
-    "plot of data of no kind": (["data", "show", "--plot", "picture.xyz"], "--plot: got 'picture.xyz'"),
+    "plot of data of no kind": (["data", "show", "--plot", "picture.xyz"], "got 'picture.xyz', expected a .png"),
     "missing directory": (["resume", "none"], "none: no run here"),
     "resume nothing": (["resume"], "DIR"),
     "too long a name to write": (["compare", *OPTIONS, "--out", "a" * 300], "File name too long"),
-    "plot to nowhere": (["compare", "--plot", "none/picture.png"], "--plot: got 'none/picture.png'"),
-    "bits of no classes": (["bits", "--classes", "0"], "--classes: got 0"),
+    "bits of no classes": (["bits", "--classes", "0"], "classes: got 0"),
     "out is a file": (["run", *OPTIONS, "--out", "/proc/version"], "/proc/version: is a file, expected a folder"),
-    "out in a file": (["run", *OPTIONS, "--out", "/proc/version/run"], "/proc/version/run: cannot be written"),
     "out in proc": (["compare", *OPTIONS, "--out", "/proc/pfedlms"], "/proc/pfedlms: cannot be written"),
 }
 
@@ -149,9 +124,9 @@ def test_a_custom_module_that_cannot_be_imported_is_refused(call: Any, monkeypat
     Path("badly_made.py").write_text("1 / 0")
     Path("in_need.py").write_text("import numpie")
     for named, message in (
-        ("well_made:Nope", "module well_made has no class Nope; its methods: Mine\n"),
-        ("badly_made:Mine", "'badly_made' is there, but fails when it is imported (ZeroDivisionError: division by"),
-        ("in_need:Mine", "'in_need' is there, but fails when it is imported (ModuleNotFoundError: No module named 'nu"),
+        ("well_made:Nope", "expected MODULE:CLASS; the module well_made has no class 'Nope'"),
+        ("badly_made:Mine", "'badly_made' cannot be imported (ZeroDivisionError: division by"),
+        ("in_need:Mine", "'in_need' cannot be imported (ModuleNotFoundError: No module named 'nu"),
         ("well_made.py", "'well_made.py' cannot be imported"),
     ):
         done = call("methods", "check", named)
@@ -245,16 +220,12 @@ def test_a_diverging_run_exits_with_1_and_names_round_and_client(call: Any) -> N
 
 
 def test_options_set_their_settings(call: Any) -> None:
-    given = {
-        "--clients": ("data", "clients", 7), "--alpha": ("data", "alpha", 0.3), "--model": ("model", "name", "dnn"),
-        "--validation": ("data", "validation", 0.1), "--participation": ("train", "participation", 0.5),
-        "--learning-rate": ("train", "learning_rate", 0.03), "--rounds": ("train", "rounds", 9),
-        "--local-steps": ("train", "local_steps", 3), "--batch-size": ("train", "batch_size", 5),
-    }  # fmt: skip
-    options = [part for option, (_, _, value) in given.items() for part in (option, str(value))]
-    config = json.loads(call("run", "--dry-run", "--json", *options).out)["config"]
-    for section, key, value in given.values():
-        assert config[section][key] == value
+    done = call(
+        "run", "--dry-run", "--json", "--clients", "7", "--model", "dnn", "--learning-rate", ".03", "--reference"
+    )
+    config = json.loads(done.out)["config"]
+    assert (config["data"]["clients"], config["model"]["name"], config["train"]["learning_rate"]) == (7, "dnn", 0.03)
+    assert config["run"]["reference"] is True
 
 
 def test_dry_run_prints_plan_bytes_and_memory_and_writes_nothing(call: Any) -> None:
@@ -330,13 +301,6 @@ def test_compare_json_is_one_document(call: Any) -> None:
     folders = [f"c/{method}-seed{seed}" for method in ("local", "fedavg") for seed in (5, 6)]
     assert [run["directory"] for run in document["runs"]] == folders
     assert "fedavg seed 6: 2 rounds on digits" in done.err
-
-
-def test_the_default_methods_of_compare_are_those_of_python(call: Any) -> None:
-    shown = call("compare", "--seeds", "1", "--rounds", "1", *OPTIONS, "--out", "c", "--json", "--quiet").out
-    runs = json.loads(shown)["runs"]
-    default = signature(pfedlms.compare).parameters["methods"].default
-    assert tuple(run["method"] for run in runs) == default == ("local", "fedavg", "pfedlms", "sketchvote")
 
 
 @pytest.mark.parametrize(
@@ -451,4 +415,3 @@ def test_methods_check_takes_settings(call: Any, monkeypatch: pytest.MonkeyPatch
     assert done.code == 0
     for text in ("method.server_step=-1", "method.nonsense=1", "train.rounds=3"):
         assert call("methods", "check", "pfedlms.methods.fedavg:FedAvg", "--set", text).code == 2
-    assert "--set is for methods check" in call("methods", "--set", "method.server_step=1").err

@@ -17,10 +17,7 @@ from torch import Tensor
 Array = NDArray[Any]
 Values = TypeVar("Values", Tensor, Array)
 """A function returns the kind it takes: tensors for tensors, arrays for arrays."""
-IS_MASKED = (
-    "got a masked array, whose mask would be lost, expected values alone; fill in what is masked with .filled(VALUE), "
-    "or leave those rows out"
-)
+IS_MASKED = "got a masked array, whose mask would be lost; fill in what is masked with .filled(VALUE)"
 Weights = int | Sequence[int] | Array | Tensor
 
 
@@ -46,33 +43,20 @@ def check_weights(samples: Weights, clients: int) -> list[int]:
     plain = samples.tolist() if isinstance(samples, np.ndarray | np.generic | Tensor) else samples
     weights = list(plain) if isinstance(plain, Sequence) else [plain]
     if len(weights) != clients:
-        raise ValueError(
-            f"weights: got {len(weights)} for {clients} client{'s' * (clients != 1)}, expected one per client; pass "
-            "every client's number of samples, in the order of the rows"
-        )
+        raise ValueError(f"weights: got {len(weights)}, expected {clients}, the number of samples of every client")
     for place, value in enumerate(weights):
         if type(value) is not int or value < 1:
-            weights[place] = check_integer(
-                f"weights[{place}]", value, 1, remedy="a weight is a number of samples; leave out clients without any"
-            )
+            weights[place] = check_integer(f"weights[{place}]", value, 1, remedy="leave out clients without samples")
     return weights
 
 
 def as_tensor(name: str, values: Tensor | Array, device: torch.device | None = None) -> Tensor:
     """An array as a tensor, on `device` if one is named; a tensor as it is, refused where it is on another device."""
+    _check_real(name, values)
     if isinstance(values, Tensor):
-        _check_tensor(name, values)
         if device is not None and values.device != device:
-            raise ValueError(
-                f"{name}: got a tensor on {values.device}, expected one on {device}; make a sketch for that device"
-            )
+            raise ValueError(f"{name}: got a tensor on {values.device}, expected one on {device}, as the sketch")
         return values
-    _check_array(name, values)
-    if not values.dtype.isnative or values.dtype.itemsize > 8:
-        raise ValueError(
-            f"{name}: got an array of {values.dtype}, expected numbers that PyTorch has, in this machine's byte order; "
-            f"pass {name}.astype(np.float32)"
-        )
     # NumPy calls an axis of one entry contiguous whatever its stride is, and PyTorch refuses negative ones.
     array = values if values.flags.c_contiguous and min(values.strides, default=0) >= 0 else values.copy()
     tensor = torch.from_numpy(array) if array.flags.writeable else torch.tensor(array)
@@ -81,41 +65,28 @@ def as_tensor(name: str, values: Tensor | Array, device: torch.device | None = N
 
 def as_array(name: str, values: Tensor | Array) -> Array:
     """A tensor as an array, on the host; bfloat16, which NumPy does not have, as float32. An array as it is."""
+    _check_real(name, values)
     if isinstance(values, Tensor):
-        _check_tensor(name, values)
         return (values.float() if values.dtype == torch.bfloat16 else values).detach().cpu().numpy()
-    _check_array(name, values)
     return values
 
 
-def _check_array(name: str, values: object) -> None:
-    if not isinstance(values, np.ndarray):
-        raise ValueError(
-            f"{name}: got {type(values).__name__}, expected a NumPy array or a tensor; pass np.asarray({name})"
-        )
+def _check_real(name: str, values: object) -> None:
+    """Refuse what is no array or tensor of real numbers."""
+    is_real = isinstance(values, Tensor) and not values.is_complex()
+    if isinstance(values, np.ndarray):
+        is_real = values.dtype.kind in "fiub"
+    if not is_real:
+        got = getattr(values, "dtype", type(values).__name__)
+        raise ValueError(f"{name}: got {got}, expected an array or a tensor of real numbers")
     if isinstance(values, np.ma.MaskedArray):
         raise ValueError(f"{name}: {IS_MASKED}")
-    if values.dtype.kind not in "fiub":
-        raise ValueError(
-            f"{name}: got an array of {values.dtype}, expected real numbers; pass {name}.astype(np.float32)"
-        )
-
-
-def _check_tensor(name: str, values: Tensor) -> None:
-    if values.is_complex() or values.layout != torch.strided:
-        raise ValueError(
-            f"{name}: got a tensor of {values.dtype} and {values.layout}, expected a dense one of real numbers; pass "
-            f"{name}.real of complex numbers, {name}.to_dense() of a sparse tensor"
-        )
 
 
 def check_floats(name: str, values: Tensor) -> Tensor:
     """Refuse what is neither float32 nor float64: nothing else has kernels, or enough digits for a transform."""
     if values.dtype not in (torch.float32, torch.float64):
-        raise ValueError(
-            f"{name}: got {values.dtype}, expected torch.float32 or torch.float64; pass {name}.float(), or "
-            f"{name}.astype(np.float32) of an array"
-        )
+        raise ValueError(f"{name}: got {values.dtype}, expected torch.float32 or torch.float64; pass {name}.float()")
     return values
 
 

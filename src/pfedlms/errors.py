@@ -154,15 +154,10 @@ def resume_command(directory: object) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A closing sentence that names the nearest valid name, or several that are hardly further off; all of them if none
-    is near."""
+    """A closing sentence that names the nearest valid name, or all of them if none is near."""
     known = list(known)
-    likeness = {each: difflib.SequenceMatcher(None, each, name).ratio() for each in known}
-    least = max(0.65, max(likeness.values(), default=0) - 0.1)
-    near = sorted((each for each in known if likeness[each] >= least), key=lambda each: -likeness[each])[:3]
-    if near:
-        return f"did you mean {' or '.join(near)}?"
-    return f"expected one of: {', '.join(known)}"
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.65)
+    return f"did you mean {near[0]}?" if near else f"expected one of: {', '.join(known)}"
 
 
 def printable(text: str, longest: int = 300) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import Field, field, fields
+from functools import partial
 from operator import ge, gt, le, lt
 from sys import float_info
 from typing import Any
@@ -36,25 +36,19 @@ def setting(
     maximum: float | None = None,
     below: float | None = None,
     choices: Callable[[], list[str]] | Iterable[str] | None = None,
-    meant: Callable[[str], str] | None = None,
     server_only: bool = False,
     optional: bool = False,
 ) -> Any:
     """A dataclass field that carries its meaning and its limits (at least `minimum`, strictly above `above`, at most
     `maximum`, strictly below `below`, one of `choices`, in which :N stands for any number after a colon and :PATH for
-    any path). `meant` returns a guess for a text that is none of them, or "". Only the server uses a `server_only`
-    setting: clients need not agree on it, so it is not part of the digest. An `optional` setting is part of it only if
-    it differs from its default: frames of runs without it have the bytes they had before the setting existed."""
+    any path). Only the server uses a `server_only` setting: clients need not agree on it, so it is not part of the
+    digest. An `optional` setting is part of it only if it differs from its default: frames of runs without it have the
+    bytes they had before the setting existed."""
     if choices is not None and not callable(choices):
-        choices = one_of(*choices)
+        choices = partial(list, tuple(choices))
     limits = {"minimum": minimum, "above": above, "maximum": maximum, "below": below}
-    about = {"help": help, "choices": choices, "meant": meant, "limits": limits}
-    return field(default=default, metadata={**about, "server_only": server_only, "optional": optional})
-
-
-def one_of(*names: str) -> Callable[[], list[str]]:
-    """Choices that are known from the start."""
-    return lambda: list(names)
+    marks = {"server_only": server_only, "optional": optional}
+    return field(default=default, metadata={"help": help, "choices": choices, "limits": limits, **marks})
 
 
 def shared_settings(settings: Any) -> dict[str, Any]:
@@ -104,33 +98,34 @@ def _expectation(declared: Field[Any], value: Any) -> str | None:
     if not (finite and all(fits(value, bound) for bound, fits, _ in bounds)):
         return expected
     if choices is not None and not any(_is_choice(str(value), choice) for choice in choices()):
-        shown = [choice for choice in choices() if choice != CUSTOM]  # which users do not type
-        before, colon, _ = str(value).partition(":")
-        near = declared.metadata["meant"](str(value)) if declared.metadata["meant"] else ""
-        near = near or did_you_mean(f"{before}:PATH" if colon else str(value), shown)
-        return f"one of: {', '.join(shown)}" + (f"; {near}" if near.startswith("did") else "")
+        return f"one of: {', '.join(choice for choice in choices() if choice != CUSTOM)}"  # users do not type that
     return None
 
 
-def to_python_number(value: Any) -> Any:
-    """A single number of NumPy or torch as Python's own; anything else as it is."""
+def to_python_value(value: Any) -> Any:
+    """A single number of NumPy or torch as Python's own; a `torch.device` as text; anything else as it is."""
+    if type(value).__name__ == "device":
+        return "cpu" if value.type == "cpu" else str(value)  # there is only one CPU
     single = hasattr(value, "item") and getattr(value, "ndim", None) == 0
     return value.item() if single else value
 
 
 def _is_choice(value: str, choice: str) -> bool:
-    stem, _, placeholder = choice.partition(":")
-    if placeholder == "N":
-        return re.fullmatch(rf"{re.escape(stem)}:[0-9]{{1,4}}", value) is not None
-    if placeholder == "PATH":
-        return value.startswith(f"{stem}:") and value != f"{stem}:"
-    return value == choice
+    stem, colon, placeholder = choice.partition(":")
+    given, _, rest = value.partition(":")
+    if not colon:
+        return value == choice
+    return given == stem and (rest.isdecimal() if placeholder == "N" else rest != "")
 
 
 def parse(declared: Field[Any], text: str) -> Any:
-    """The text of a command line as the type the field has; left as text where it does not fit, so that the check names
-    it."""
+    """The text of a command line as the type the field has, or as a list of such values where it has commas (a path may
+    have them, too); left as text where it does not fit, so that the check names it."""
     kind, _ = _TYPES[type_name(declared)]
+    if "," in text and (kind is not str or declared.metadata["choices"]):
+        values = [parse(declared, part.strip()) for part in text.split(",") if part.strip()]
+        if _expectation(declared, text) or not any(_expectation(declared, value) for value in values):
+            return values
     try:
         return {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
     except (ValueError, KeyError):

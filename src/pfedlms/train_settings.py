@@ -6,9 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, cos, pi
 
-from pfedlms.settings import CUSTOM, one_of, setting
-
-SHAPES = ("constant", "cosine", "step")
+from pfedlms.settings import CUSTOM, setting
 
 
 def steps_of(samples: int, batch_size: int, steps: int, epochs: float) -> int:
@@ -82,7 +80,7 @@ class TrainSettings:
     weights: str = setting(
         "samples",
         "what a client counts for where the server takes a mean or a vote: its training samples N_k, or all the same",
-        choices=one_of("samples", "uniform"),
+        choices=("samples", "uniform"),
     )
     local_steps: int = setting(20, "E, steps of a client in a round", minimum=1)
     local_epochs: float = setting(
@@ -99,7 +97,7 @@ class TrainSettings:
     optimizer: str = setting(
         "sgd",
         "the local steps; adamw (β 0.9 and 0.999, ε 1e-8, decay decoupled) needs a learning rate of about 0.001",
-        choices=one_of("sgd", "adamw"),
+        choices=("sgd", "adamw"),
     )
     clip: float = setting(
         0.0, "largest norm of a client's gradient, the method's pull included, decay not; 0: none", minimum=0
@@ -108,7 +106,7 @@ class TrainSettings:
         "constant",
         "η over the rounds: constant; half a cosine down to train.floor at the last round, so train.rounds cannot "
         "change on resume; or times train.decay every train.decay_every rounds",
-        choices=one_of(*SHAPES),
+        choices=("constant", "cosine", "step"),
     )
     floor: float = setting(
         0.1,
@@ -122,16 +120,16 @@ class TrainSettings:
     decay_every: int = setting(50, "of the schedule step: after how many rounds", minimum=1)
     loss: str = setting(
         "cross-entropy", "what local steps minimise, unless a loss is given in Python",
-        choices=one_of("cross-entropy", CUSTOM),
+        choices=("cross-entropy", CUSTOM),
     )  # fmt: skip
     metric: str = setting(
         "auto",
         "what is measured, unless a metric is given in Python: accuracy, or minus the loss where there are no classes",
-        choices=one_of("auto", CUSTOM),
+        choices=("auto", CUSTOM),
     )
     augment: str = setting(
         "none", "how training images are changed at random: moved by up to 4 pixels, mirrored, or both",
-        choices=one_of("none", "crop", "flip", "crop+flip"),
+        choices=("none", "crop", "flip", "crop+flip"),
     )  # fmt: skip
     patience: int = setting(
         0,

@@ -104,11 +104,10 @@ def test_a_wrong_export_command_is_refused(tmp_path: Path, capsys: pytest.Captur
     pfedlms.compare(methods="local,pfedlms", seeds=1, out=tmp_path / "c", **SMALL)
     wrong = {
         ("c", "--client", "0", "-o", "m.pt"): "holds 2 runs; export one of them: ",
-        ("c",): "say which model: --client K or --global",
-        ("c", "--global"): "say where to write with -o FILE",
-        ("c", "--all", "models", "-o", "m.pt"): "got --all and -o, expected one of them",
+        ("c", "--global"): "expected --client K or --global with -o FILE",
+        ("c", "--all", "models", "-o", "m.pt"): "or --all FOLDER, which takes no -o",
         ("c/pfedlms-seed0", "--global", "-o", "m.pt"): "pfedlms has no shared model",
-        ("c/pfedlms-seed0", "--client", "9", "-o", "m.pt"): "--client: got 9, expected 0 to 4",
+        ("c/pfedlms-seed0", "--client", "9", "-o", "m.pt"): "client: got 9, expected 0 to 4",
         (
             "c/pfedlms-seed0",
             "--client",
@@ -172,7 +171,7 @@ def test_clients_are_shown_and_exported_by_number_and_name(tmp_path: Path, capsy
         assert same(load(tmp_path / "m.pt"), models[number])
     capsys.readouterr()
     assert main([*export, "soth", "-o", str(tmp_path / "m.pt")]) == 2
-    assert "--client: got soth, expected 0 to 2, or a name: did you mean south" in capsys.readouterr().err
+    assert "client: got soth, expected 0 to 2, or a name: did you mean south" in capsys.readouterr().err
 
 
 def test_show_prints_the_metrics_of_a_killed_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

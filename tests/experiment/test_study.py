@@ -39,15 +39,11 @@ def test_a_problem_gives_the_same_run_as_its_parts() -> None:
     assert pfedlms.run(pfedlms.Problem("digits", "dnn"), method="local", **SMALL).config.data.dataset == "digits"
 
 
-@pytest.mark.parametrize(
-    ("given", "meant"),
-    [("lr", "learning_rate"), ("num_clients", "clients"), ("dir", "(data_)?dir")],
-)
-def test_common_names_of_settings_are_answered_with_the_right_ones(given: str, meant: str) -> None:
-    with pytest.raises(ConfigError, match=f"{given}: unknown setting; did you mean {meant}\\?"):
-        pfedlms.run("digits", **{given: 1})
-    with pytest.raises(ConfigError, match=rf"train\.{given}: unknown key; did you mean \w+\.{meant}\?"):
-        load_config(None, {"train": {given: 1}})
+def test_common_names_of_settings_are_answered_with_the_right_ones() -> None:
+    with pytest.raises(ConfigError, match=r"lr: unknown setting of pfedlms; did you mean train\.learning_rate\?"):
+        pfedlms.run("digits", lr=1)
+    with pytest.raises(ConfigError, match=r"data\.num_clients: unknown key; did you mean data\.clients\?"):
+        load_config(None, {"data": {"num_clients": 1}})
 
 
 # --- runs ---

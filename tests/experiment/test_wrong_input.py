@@ -18,8 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import pfedlms
 from pfedlms.errors import ConfigError, DataError, PfedlmsError, UsageError
-from pfedlms.experiment.config import load_config, parse_overrides
-from pfedlms.experiment.grids import plan_grid
+from pfedlms.experiment.config import load_config
 
 QUICK: dict[str, Any] = {**SHORT, "method": "local", "rounds": 1}
 FEW: dict[str, Any] = {**QUICK, "clients": 2}
@@ -65,19 +64,18 @@ def loss(own: Any, **more: Any) -> dict[str, Any]:
 
 
 SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
-    "several": ({"round": 3, "alfa": 1.0}, r"round: unknown setting; did you mean rounds\?\nalfa: unknown setting"),
-    "of another method": ({"method": "fedavg", "strength": 0.1}, "strength: a setting of pfedlms, "),
+    "several": (
+        {"round": 3, "alfa": 1.0},
+        r"round: unknown setting of local; did you mean rounds\?\nalfa: unknown setting",
+    ),
+    "of another method": (
+        {"method": "fedavg", "strength": 0.1},
+        "strength: unknown setting of fedavg; pfedlms settings",
+    ),
     "patience": ({"patience": 3}, r"train\.patience: got 3 with data\.validation = 0; it follows V-acc"),
     "names": ({"data": "digtis", "model": "vgg9"}, r"data\.dataset: got 'digtis'(.|\n)*model\.name: got 'vgg9'"),
-    "configuration as data": ({"data": "c.toml"}, r"did you mean config='c\.toml'\?"),
-    "seeds of one run": ({"seeds": 3}, "seeds: unknown setting; several runs are a study"),
-    "mistyped kind of path": ({"data": "fil:/a/file.csv"}, r"'fil:/a/file.csv', expected .* mean file:PATH\?"),
-    "path of a file": ({"data": "~/d.NPZ"}, r"did you mean file:~/d\.NPZ\?$"),
-    "path of a folder": ({"data": "a/b"}, r"did you mean folder:a/b\?$"),
-    "kind without a path": ({"data": "folder:"}, r"got 'folder:', expected one of: .*did you mean folder:PATH\?"),
-    "column of digits": ({"data": "digits", "owner_column": "z"}, "'z', which is for file:PATH, but data are 'digits'"),
+    "kind without a path": ({"data": "folder:"}, r"got 'folder:', expected one of: .*, folder:PATH, file:PATH"),
     "constants": ({"mean": "a,b", "std": "1"}, r"data\.mean: got 'a,b', expected a number per channel"),
-    "column of arrays": ({"label_column": "z"}, "which is for file:PATH, but data are given in Python"),
     "all are newcomers": ({"newcomers": 1.0}, r"data\.newcomers: got 1\.0, expected"),
     "another device": ({"device": torch.device("mps")}, "run.device: got .*, expected one of: auto, cpu, cuda,"),
     "device below 0": ({"device": "cuda:-1"}, "run.device: got .*, expected one of: auto, cpu, cuda, cuda:N"),
@@ -156,26 +154,17 @@ STUDIES: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no validation": (pfedlms.sweep, {"by": "v_acc", "rounds": [1, 2]}, "by: got v_acc, but data.validation is 0"),
     "no measure": (pfedlms.sweep, {"by": "acc", "rounds": [1, 2]}, "by: got 'acc', expected one of: p_acc, v_acc"),
     "no shared model": (pfedlms.sweep, {"by": "g_acc", "rounds": [1, 2]}, "local has no shared model"),
-    "no values": (pfedlms.sweep, {"learning_rate": []}, "got no setting with several values"),
-    "a value twice": (pfedlms.sweep, {"learning_rate": [0.1, 0.1]}, "expected every value once"),
     "wrong value": (pfedlms.sweep, {"learning_rate": [0.1, -1]}, "train.learning_rate: got -1"),
-    "seeds as values": (pfedlms.sweep, {"seed": [1, 2]}, "seeds=N says how many"),
     "mistyped": (pfedlms.sweep, {"learning_rat": [0.1, 0.2]}, "did you mean learning_rate"),
-    "no list in a grid": (pfedlms.study, {"grid": {"learning_rate": 0.5}}, "expected a list of values"),
     "no data": (pfedlms.compare, {"data": []}, "data: got a list of 0"),
     "no model": (pfedlms.compare, {"data": (X, Y), "model": failing}, "model: cannot be built (KeyError: 'width')"),
-    "no methods": (pfedlms.compare, {"methods": []}, "methods: got none"),
-    "a number of methods": (pfedlms.compare, {"methods": 3}, "methods: got 3, expected methods like"),
-    "a method and settings": (pfedlms.compare, {"methods": ["local", {"a": 1}]}, "got {'a': 1}, expected methods like"),
-    "no value": (pfedlms.compare, {"methods": "stc:sparsity"}, "got 'stc:sparsity', expected stc:key=value"),
-    "mistyped in a variant": (pfedlms.compare, {"methods": "pfedlms:treshold=1"}, "did you mean thresholds"),
-    "of all methods": (pfedlms.compare, {"methods": "local:rounds=7"}, "rounds is no setting that local can have"),
-    "a comma within a variant": (
+    "no methods": (pfedlms.compare, {"methods": []}, "got no run: rows []"),
+    "no value": (
         pfedlms.compare,
-        {"methods": "sketchmean:ratio=0.3,answer=0.05"},
-        "got 'answer=0.05', expected the name of a method; its settings follow it with colons",
+        {"methods": "stc:sparsity"},
+        "got 'method.sparsity', expected a setting and its value",
     ),
-    "a method twice": (pfedlms.compare, {"methods": "local,pfedlms,local"}, "expected every method once"),
+    "mistyped in a variant": (pfedlms.compare, {"methods": "pfedlms:treshold=1"}, "did you mean thresholds"),
 }
 
 
@@ -228,19 +217,10 @@ def test_a_custom_loss_without_its_function_is_refused() -> None:
         pfedlms.experiment.prepare.prepare(pfedlms.load_config(None, {"train": {"loss": "custom"}}))
 
 
-@pytest.mark.parametrize("seeds", [[1, 1], [], [-1], 0, True])
+@pytest.mark.parametrize("seeds", [[], 0, [-1], ["x"]])
 def test_a_wrong_number_of_seeds_is_refused(seeds: Any) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=r"and seeds (\[\]|0);|run\.seed: got"):
         pfedlms.compare(seeds=seeds)
-    expected = "a count of at least 1, or a list of different seeds, [1, 2, 3]"
-    assert caught.value.problems == (f"seeds: got {seeds!r}, expected {expected}",)
-
-
-@pytest.mark.parametrize("ask", [load_config, lambda file, given: plan_grid(file, given, "pfedlms,local")])
-def test_a_mistyped_setting_of_a_method_is_named_as_the_user_wrote_it(ask: Any) -> None:
-    with pytest.raises(ConfigError) as caught:
-        ask(None, parse_overrides(["pfedlms.strenght=0.1"]))
-    assert caught.value.problems == ("pfedlms.strenght: unknown key; did you mean strength?",)
 
 
 # --- settings that have no effect beside others ---
@@ -250,16 +230,22 @@ CLIENTS = [(X[:40], Y[:40]), (X[40:], Y[40:])]
 
 WARNINGS: dict[str, tuple[Any, dict[str, Any], str | None]] = {
     "momentum": ((X, Y), {"optimizer": "adamw", "momentum": 0.9, "learning_rate": 0.001}, "train.momentum: 0.9 has no"),
-    "decay": ((X, Y), {"decay": 0.5}, "train.decay: 0.5 has no effect with train.schedule = constant; set"),
+    "decay": ((X, Y), {"decay": 0.5}, "train.decay: 0.5 has no effect with train.schedule = constant; it is for step"),
     "decay_every": ((X, Y), {"decay_every": 7, "schedule": "cosine"}, "train.decay_every: 7 has no effect with"),
-    "alpha, iid": ((X, Y), {"alpha": 0.1, "partition": "iid"}, "data.alpha: 0.1 has no effect, data.partition = iid"),
-    "min_samples": (
-        CLIENTS,
-        {"min_samples": 5},
-        "data.min_samples: 5 has no effect, as data are given client by client",
+    "alpha, iid": (
+        (X, Y),
+        {"alpha": 0.1, "partition": "iid"},
+        "data.alpha: 0.1 has no effect with data.partition = iid",
     ),
-    "alpha, held": (CLIENTS, {"alpha": 0.1}, "data.alpha: 0.1 has no effect, as the data say whose each sample is"),
-    "classes": ((X, Y), {"classes_per_client": 1}, "data.classes_per_client: 1 has no effect, data.partition = diri"),
+    "min_samples": (CLIENTS, {"min_samples": 5}, "data.min_samples: 5 has no effect with data given client by client"),
+    "tokens": ((X, Y), {"tokens": "bytes"}, "data.tokens: bytes has no effect with data that are no text; leave it"),
+    "column": ((X, Y), {"label_column": "z"}, "data.label_column: z has no effect with data.dataset = custom; it is"),
+    "alpha, held": (CLIENTS, {"alpha": 0.1}, "data.alpha: 0.1 has no effect with data.partition = given; it is for"),
+    "classes": (
+        (X, Y),
+        {"classes_per_client": 1},
+        "data.classes_per_client: 1 has no effect with data.partition = diri",
+    ),
     "rate of sgd": ((X, Y), {"optimizer": "adamw"}, "train.learning_rate: 0.1 is what sgd takes; adamw wants 0.001"),
     "all used": ((X, Y), {"momentum": 0.9, "alpha": 0.9, "schedule": "step", "decay": 0.5, "decay_every": 2}, None),
     "quantity": ((X, Y), {"alpha": 0.9, "partition": "quantity"}, None),

@@ -410,7 +410,6 @@ def test_wrong_calls_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["init", str(tmp_path / "new"), "--method", "fedagv"], "did you mean fedavg"),
         (["init", str(tmp_path / 'a"b%')], """got '"%' in the path, expected none of"""),
         (["init", str(tmp_path / "two\nlines")], r"two\nlines': got '\n' in the path"),
-        (["inti", str(tmp_path / "new")], "deploy: got 'inti'; did you mean init?"),
         (["check", str(tmp_path / "there")], "expected a folder of: pfedlms deploy init"),
         (["approve", str(tmp_path / "there")], "expected a folder of: pfedlms deploy init"),
     ]:

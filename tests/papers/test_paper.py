@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from collections.abc import Mapping
 from math import sqrt
 from pathlib import Path
@@ -366,7 +365,7 @@ def test_wrong_use_is_refused(
 
 
 def test_reproduce_needs_the_papers_folder(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(sys.modules, "papers.pfedlms.__main__", None)
+    monkeypatch.setattr("pfedlms.cli.train.__file__", "/site-packages/pfedlms/cli/train.py")
     assert main(["reproduce", "table1"]) == 2
     assert "reproduce: the tables of the paper are not in the installed package" in capsys.readouterr().err
 

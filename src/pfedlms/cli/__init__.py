@@ -12,13 +12,13 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Any, NoReturn
 
 from pfedlms import __version__
 from pfedlms.cli import data, deploy, lists, stored, train
-from pfedlms.cli.options import check_config, say, translate_arguments
+from pfedlms.cli.options import say
 from pfedlms.errors import DownloadError, PfedlmsError, did_you_mean
 from pfedlms.experiment.schema import OPTIONS, place_by_other_name
 
@@ -48,13 +48,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code: 0 done, 1 a run failed, 2 wrong use, 130 interrupted by Ctrl-C, 143 by
     SIGTERM. If torchrun started several processes, only the first prints. The others print only what keeps them from
     starting: data may be missing on one machine alone."""
-    started_together = "MASTER_ADDR" in os.environ
-    rank = os.environ.get("RANK", "0") if started_together else "0"
+    if "MASTER_ADDR" not in os.environ:
+        return _main(arguments)
+    rank = os.environ.get("RANK", "0")
     if rank == "0":
-        if started_together:
-            # torchrun sends SIGTERM to all processes when one has died. A run handles it. Before and after the run
-            # this process must not end by it, or nobody would read why the other one died.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        # torchrun sends SIGTERM to all processes when one has died. A run handles it. Before and after the run this
+        # process must not end by it, or nobody would read why the other one died.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         return _main(arguments)
     with open(os.devnull, "w") as nothing, redirect_stdout(nothing), redirect_stderr(io.StringIO()) as errors:
         code = _main(arguments)
@@ -70,19 +70,18 @@ def _main(arguments: Sequence[str] | None) -> int:
     options, unknown = parser.parse_known_args(words[:1] if words[:1] == ["reproduce"] else words)
     options.rest = words[1:]
     if unknown:
-        parser.refuse(options.command, unknown[0])
+        options.parser.error(f"unknown argument {unknown[0]!r}; {suggest_option(unknown[0], options.parser)}")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an old terminal shows "?" for "±" instead of a traceback
-    warnings.showwarning = lambda message, *rest, **more: say(translate_arguments(f"warning: {message}"))
+    warnings.showwarning = lambda message, *rest, **more: say(f"warning: {message}")
     try:
-        check_config(getattr(options, "config", None))
         if getattr(options, "imports", None):
             from pfedlms.experiment.plugins import import_modules
 
             import_modules(options.imports)
         return int(options.handler(options) or 0)
     except PfedlmsError as error:
-        lines = translate_arguments(str(error)).splitlines()
+        lines = str(error).splitlines()
         is_list = len(lines) > 1 and not isinstance(error, DownloadError)
         title = [f"{len(lines)} problems in the settings"] if is_list else []
         say("error: " + "\n  ".join([*title, *lines]), style="red")
@@ -102,52 +101,25 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    def refuse(self, command: str, option: str) -> NoReturn:
-        """Exit for an option that the command does not have, with the option that was probably meant."""
-        parsers = next(action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction))
-        options = {
-            name: [option for option in parser._option_string_actions if option.startswith("--")]
-            for name, parser in parsers.items()
-        }
-        parser: _Parser = parsers[command]
-        parser.error(f"unknown argument {option!r}; {suggest_option(option, options[command], options)}")
-
     def error(self, message: str) -> NoReturn:
-        """Exit with one readable line; the nearest name replaces argparse's lists of choices."""
-        if "invalid choice: " in message:
-            wrong, choices = message.split("invalid choice: ")[1].rstrip(")").rsplit(" (choose from ", 1)
-            names = [name.strip("'") for name in choices.split(", ")]
-            message = f"unknown command {wrong}; {did_you_mean(wrong[1:-1], names)}"
+        """Exit with one readable line and where to read more."""
         self.exit(2, f"error: {message}\nsee: {self.prog} --help\n")
 
 
-_OTHER_NAMES = {"--silent": "--quiet", "--metric": "--by", "--trials": "--seeds", "--repeats": "--seeds"}
-"""Options that stand for no setting, by the names that other tools have for them."""
-_RELATED = (("--method", "--methods"), ("--seed", "--seeds"), ("--client", "--clients"))
-
-
-def suggest_option(option: str, own: Sequence[str], commands: Mapping[str, Sequence[str]]) -> str:
-    """A closing sentence for an option that is not among a command's `own`: our name for what other tools call so, a
-    setting of that name, the command that has it (`commands` has their options), or the nearest spelling."""
-    name = option.partition("=")[0].lower().replace("_", "-")
-    place = place_by_other_name(name.removeprefix("--")) or _setting(name.removeprefix("--").replace("-", "_"))
-    flags = {dest: f"--{flag}" for flag, (dest, _) in OPTIONS.items()}
-    likely = [_OTHER_NAMES.get(name, name), *([flags.get(place, "--out")] if place in (*flags, "run.out") else [])]
-    likely += [other for pair in _RELATED if set(pair) & set(likely) for other in pair]
-    for candidate in likely:
-        if candidate in own:
-            return f"did you mean {candidate}?"
-    if place:
-        return f"did you mean --set {place}=…?" if "--set" in own else f"{place} is a setting of a run"
-    owners = [command for command, options in commands.items() if name in options]
-    return f"it is an option of {' and '.join(owners[:3])}" if owners else did_you_mean(name, own)
-
-
-def _setting(key: str) -> str | None:
+def suggest_option(option: str, parser: argparse.ArgumentParser) -> str:
+    """A closing sentence for an option that a command does not have: how the setting of that name is given, or the
+    nearest spelling."""
     from pfedlms.experiment.config import setting_fields
     from pfedlms.methods import METHODS
 
-    return next((f"{section}.{name}" for section, name in setting_fields(METHODS) if name == key), None)
+    own = [flag for flag in parser._option_string_actions if flag.startswith("--")]
+    name = option.partition("=")[0].lstrip("-").replace("-", "_")
+    places = {key: f"{section}.{key}" for section, key in reversed(setting_fields(METHODS))}
+    place = place_by_other_name(name) or places.get(name)
+    flags = {each: f"--{flag}" for flag, (each, _) in OPTIONS.items() if f"--{flag}" in own}
+    if place in flags:
+        return f"did you mean {flags[place]}?"
+    return f"did you mean --set {place}=…?" if place and "--set" in own else did_you_mean(option, own)
 
 
 def _parser() -> _Parser:
@@ -163,7 +135,7 @@ def _parser() -> _Parser:
     )
     for name, (handler, add) in COMMANDS.items():
         sub = commands.add_parser(name, description=" ".join((add.__doc__ or "").split()), allow_abbrev=False)
-        sub.set_defaults(handler=handler)
+        sub.set_defaults(handler=handler, parser=sub)
         add(sub)
     return parser
 

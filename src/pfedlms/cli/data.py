@@ -8,15 +8,14 @@ import json
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
-from pfedlms.cli.options import add_options, check_config, dispatch, output, overrides, say
+from pfedlms.cli.options import add_options, output, overrides, say
 from pfedlms.errors import UsageError
 from pfedlms.report import figures
-from pfedlms.report.charts import check_file
 
 
 def add_data(sub: argparse.ArgumentParser) -> None:
     """show: which client holds how many samples of each class. download NAME: fetch the files of a data set."""
-    sub.add_argument("what", metavar="show|download", help="what to do")
+    sub.add_argument("what", choices=["show", "download"], help="what to do")
     help = "show: a TOML file, options below come on top of it; else the name of a data set"
     sub.add_argument("subject", nargs="?", metavar="CONFIG|NAME", help=help)
     add_options(sub, "dataset", "data-dir", "clients", "partition", "alpha", "validation", "seed", "--set", "--plot")
@@ -25,8 +24,8 @@ def add_data(sub: argparse.ArgumentParser) -> None:
     add_options(sub, "--json")
 
 
-def data(options: argparse.Namespace) -> int:
-    return dispatch(options, show=_show, download=_download)
+def data(options: argparse.Namespace) -> None:
+    (_show if options.what == "show" else _download)(options)
 
 
 def _show(options: argparse.Namespace) -> None:
@@ -34,13 +33,10 @@ def _show(options: argparse.Namespace) -> None:
     from pfedlms.experiment.cost import holdings
     from pfedlms.report import plans
 
-    check_config(options.subject)
-    if options.plot:
-        check_file(options.plot)
     document = holdings(load_config(options.subject, overrides(options)))
-    output(options, document, lambda _: plans.client_table(document), document["clients"])
     if options.plot:
         figures.client_map(document).save(options.plot)
+    output(options, document, lambda _: plans.client_table(document), document["clients"])
 
 
 def _download(options: argparse.Namespace) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from pfedlms.cli.options import add_options, dispatch, output, say
+from pfedlms.cli.options import add_options, output, say
 from pfedlms.report.tables import table_from_records
 
 
@@ -14,7 +14,7 @@ def add_deploy(sub: argparse.ArgumentParser) -> None:
     server can be reached, which of its paths answer, and what its nodes say; with --server only as far as the server.
     approve DIR: let this machine take part in runs of the app in DIR. upgrade DIR: bring a folder of an older version
     up to date. docs/deploy.md walks through it."""
-    sub.add_argument("what", metavar="init|check|approve|upgrade", help="what to do")
+    sub.add_argument("what", choices=[*_HANDLERS], help="what to do")
     add_options(sub, "directory")
     sub.add_argument("--nodes", type=int, metavar="N", default=3, help="init: how many (default: 3)")
     sub.add_argument("--server", metavar="ADDRESS", help="init: its name or address; check: HOST:PORT")
@@ -27,18 +27,14 @@ def add_deploy(sub: argparse.ArgumentParser) -> None:
 
 
 def deploy(options: argparse.Namespace) -> int:
-    return dispatch(options, init=_init, check=_check, approve=_approve, upgrade=_upgrade)
+    return _HANDLERS[options.what](options)
 
 
 def _init(options: argparse.Namespace) -> int:
     from pfedlms.flower.folder import write_folder
 
-    arguments = {
-        "method": vars(options)["method.name"],
-        "dataset": vars(options)["data.dataset"],
-        "server": options.server,
-    }
-    arguments = {name: value for name, value in arguments.items() if value is not None}
+    given = {**vars(options), "method": vars(options)["method.name"], "dataset": vars(options)["data.dataset"]}
+    arguments = {name: given[name] for name in ("method", "dataset", "server") if given[name] is not None}
     files = write_folder(options.directory, options.nodes, port=options.port, link_port=options.link_port, **arguments)
     output(options, {"directory": str(options.directory), "files": list(map(str, files))}, table_from_records, [])
     say(f"{len(files)} files; next steps: {options.directory / 'README.md'}")
@@ -70,3 +66,6 @@ def _upgrade(options: argparse.Namespace) -> int:
     for step in steps:
         say(step)
     return 0
+
+
+_HANDLERS = {"init": _init, "check": _check, "approve": _approve, "upgrade": _upgrade}

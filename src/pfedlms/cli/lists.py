@@ -6,7 +6,7 @@ import argparse
 from dataclasses import fields
 from typing import Any
 
-from pfedlms.cli.options import add_options, assignments, output, overrides
+from pfedlms.cli.options import add_options, output, overrides
 from pfedlms.errors import UsageError
 from pfedlms.report.tables import table_from_records
 
@@ -14,16 +14,9 @@ Rows = list[dict[str, Any]]
 
 
 def add_bits(sub: argparse.ArgumentParser) -> None:
-    """Bits of one client and round, from messages that are encoded and decoded; FedProto as if every client held every
-    class."""
-    add_options(
-        sub,
-        *("method", "model", "clients", "dataset"),
-        method="method by name (default: all)",
-        model="model by name (default: the data set's)",
-        clients="number of clients (default: 20)",
-        dataset="take sample shape, model and classes from this data set (default: mnist; 32x32 images for vgg)",
-    )
+    """Bits of one client and round, of all methods or one, from messages that are encoded and decoded; FedProto as if
+    every client held every class. Without --dataset samples are those of mnist, for the VGGs 32x32 in colour."""
+    add_options(sub, "method", "model", "clients", "dataset")
     sub.add_argument("--classes", type=int, metavar="C", help="number of classes (default: the data set's)")
     add_options(sub, "--set", "--import", "--json")
 
@@ -58,26 +51,21 @@ def listing(options: argparse.Namespace) -> None:
 
 def methods(options: argparse.Namespace) -> int:
     if options.what is None:
-        if options.set:
-            raise UsageError(
-                "methods: --set is for methods check MODULE:CLASS; settings are listed by: pfedlms settings"
-            )
         listing(options)
         return 0
     from pfedlms.engine.method_check import check_method
     from pfedlms.experiment.plugins import find_object
+    from pfedlms.methods.contract import Method
     from pfedlms.settings import parse
 
     if not options.method:
         raise UsageError("methods check: say which, for example: pfedlms methods check my_methods:FedProx")
-    method, values = find_object(options.method), {}
-    for text in assignments(options):
-        section, _, key = text.partition("=")[0].strip().partition(".")
-        if section not in ("method", getattr(method, "name", "method")) or not key or "=" not in text:
-            raise UsageError(f"--set: got {text!r}, expected a setting of the method, method.KEY=VALUE")
-        values[key] = text.partition("=")[2].strip()
-    declared = {field.name: field for field in fields(method.Settings)} if hasattr(method, "Settings") else {}
-    settings = {key: parse(declared[key], text) if key in declared else text for key, text in values.items()}
+    method = find_object(options.method)
+    declared = {field.name: field for field in fields(getattr(method, "Settings", Method.Settings))}
+    settings = {}
+    for text in options.set:
+        key, _, value = text.removeprefix("method.").partition("=")
+        settings[key] = parse(declared[key], value) if key in declared else value
     report = check_method(method, **settings)
     print(report)
     return 0 if report.ok else 1
@@ -139,12 +127,13 @@ def models() -> Rows:
 
 def settings() -> Rows:
     """Every key, once for each method that has it: methods may have the same key with another default and meaning."""
-    from pfedlms.experiment.config import setting_classes
+    from pfedlms.experiment.schema import SECTIONS
     from pfedlms.methods import METHODS
     from pfedlms.settings import CUSTOM
 
     rows = []
-    for section, name, cls in setting_classes(METHODS):
+    common = [(section, "all", cls) for section, cls in SECTIONS.items()]
+    for section, name, cls in [*common, *(("method", name, method.Settings) for name, method in METHODS.items())]:
         for key in fields(cls):
             about, choices = key.metadata["help"], key.metadata["choices"] or list
             values = ", ".join(value for value in choices() if value != CUSTOM)

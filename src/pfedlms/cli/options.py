@@ -5,26 +5,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from pfedlms.errors import UsageError, did_you_mean, printable
+from pfedlms.errors import printable
 from pfedlms.experiment.schema import OPTIONS, short_help
 from pfedlms.report.tables import Table
-
-
-def positive_int(text: str) -> int:
-    if text.isascii() and text.isdecimal() and int(text) > 0:
-        return int(text)
-    raise argparse.ArgumentTypeError(
-        f"got {text}, expected a count of at least 1; compare and sweep have the first seed as --seed"
-    )
-
 
 SHARED: dict[str, dict[str, Any]] = {
     "config": {"nargs": "?", "metavar": "CONFIG", "help": "a TOML file; options below come on top of it"},
@@ -41,7 +32,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "--data-dir": {"metavar": "DIR", "help": "where the data set's files are now, if they were moved"},
     "--plot": {"metavar": "FILE", "help": "draw the result; PNG, SVG or PDF (extra: report)"},
     "--workers": {
-        "type": positive_int, "metavar": "N", "default": 1,
+        "type": int, "metavar": "N", "default": 1,
         "help": "of a study: how many runs at the same time, each in a process (default: 1)",
     },
     "--json": {"action": "store_true", "help": "print JSON and nothing else on standard output"},
@@ -50,19 +41,9 @@ SHARED: dict[str, dict[str, Any]] = {
 """Options of several commands, with the arguments of argparse."""
 
 
-class _StoreMethod(argparse.Action):
-    """Stores the name of the method. Of other options the last one counts, but who names two methods wants both."""
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
-        if (first := getattr(namespace, self.dest)) is not None:
-            several = f"several are compared: pfedlms compare --methods {first},{values}"
-            parser.error(f"{option}: got {first} and {values}, expected one; {several}")
-        setattr(namespace, self.dest, values)
-
-
-def add_options(sub: argparse.ArgumentParser, *names: str, **helps: str) -> None:
-    """Add options by name: shared ones, and those that stand for a setting, whose help `helps` may replace. `settings`
-    adds all options that stand for a setting except the method, and --out and --set."""
+def add_options(sub: argparse.ArgumentParser, *names: str) -> None:
+    """Add options by name, shared ones and those that stand for a setting. `settings` adds all the latter except the
+    method, and --out and --set."""
     for name in names:
         if name == "settings":
             add_options(sub, *(option for option in OPTIONS if option != "method"), "--out", "--set")
@@ -70,72 +51,36 @@ def add_options(sub: argparse.ArgumentParser, *names: str, **helps: str) -> None
             sub.add_argument(name, **SHARED[name])
         else:
             place, metavar = OPTIONS[name]
-            help = helps.get(name) or short_help(place).replace("%", "%%")
             kind: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_const", "const": "true"}
-            kind |= {"action": _StoreMethod} if name == "method" else {}
-            sub.add_argument(f"--{name}", dest=place, help=help, **kind)
+            sub.add_argument(f"--{name}", dest=place, help=short_help(place).replace("%", "%%"), **kind)
 
 
 def add_study(sub: argparse.ArgumentParser, seeds: int) -> None:
     """Add the options that comparisons and sweeps have in common."""
     help = f"how many seeds, from --seed on (default: {seeds})"
-    sub.add_argument("--seeds", type=positive_int, metavar="N", default=seeds, help=help)
+    sub.add_argument("--seeds", type=int, metavar="N", default=seeds, help=help)
     add_options(sub, "--workers", "settings", "--plot", "--json", "--quiet")
 
 
-def dispatch(options: argparse.Namespace, **handlers: Callable[[argparse.Namespace], int | None]) -> int:
-    """Call the handler that the first word after the command names."""
-    if options.what not in handlers:
-        raise UsageError(f"{options.command}: got {options.what!r}; {did_you_mean(options.what, handlers)}")
-    return handlers[options.what](options) or 0
-
-
-_ARGUMENTS = "by|callbacks|classes|client|data_dir|methods|out|plot|seeds|workers"
-
-
-def translate_arguments(text: str) -> str:
-    """An error message for the command line: arguments of Python functions in it become options."""
-    text = re.sub(rf"(?m)^({_ARGUMENTS})(?=: )", lambda match: f"--{match[1].replace('_', '-')}", text)
-    return re.sub(rf"\b({_ARGUMENTS})=(?=[A-Z])", lambda match: f"--{match[1].replace('_', '-')} ", text)
-
-
-def check_config(file: str | None) -> None:
-    """Refuse a CONFIG that is no file: a second value for an option is parsed as CONFIG."""
-    if file and not file.endswith(".toml") and not Path(file).exists():
-        one_value = "an option takes one value, and a sweep's are joined by commas: --learning-rate .03,.1"
-        remedy = f"did you mean --set {file}?" if re.match(r"\w+\.\w+=", file) else one_value
-        raise UsageError(f"CONFIG: got {file!r}, expected a TOML file; {remedy}")
-
-
-def assignments(options: argparse.Namespace) -> list[str]:
-    """Texts `section.key=value` of `--set`, then of options that stand for a setting; a setting that has both is
-    refused."""
-    flags = {place: f"--{option}" for option, (place, _) in OPTIONS.items()} | {"run.out": "--out"}
-    given = {**vars(options), "run.out": getattr(options, "out", None)}
-    texts = {name: f"{flags[name]} {value}" for name, value in given.items() if name in flags and value is not None}
-    for text in options.set:
-        place = text.partition("=")[0].strip()
-        if place in texts:
-            raise UsageError(f"{place}: got {texts[place]} and --set {text}, expected one of them")
-    return [*options.set, *(f"{name}={given[name]}" for name in texts if name in vars(options))]
-
-
 def overrides(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    from pfedlms.experiment.config import parse_overrides
+    """The settings of `--set`, and over them those of options that stand for a setting."""
+    from pfedlms.experiment.config import from_texts
+    from pfedlms.methods import METHODS
 
-    return parse_overrides(assignments(options))
+    given = {place: value for place, _ in OPTIONS.values() if (value := vars(options).get(place)) is not None}
+    methods = [*METHODS, *([given["method.name"]] if "method.name" in given else [])]  # which may be installed
+    return from_texts(methods, [*options.set, *(f"{place}={value}" for place, value in given.items())])
 
 
 def out_directory(options: argparse.Namespace, configured: str, label: str) -> Path:
     """The directory that the user names, or a new one named by time. The config.toml of a run names that run's
     directory, which is not meant when the file is used for another run."""
-    if options.config and not options.out and Path(configured).resolve() == Path(options.config).resolve().parent:
-        configured = ""
-    if options.out or configured:
-        return Path(options.out or configured)
+    is_of_that_run = options.config and Path(configured).resolve() == Path(options.config).resolve().parent
+    if named := options.out or ("" if is_of_that_run else configured):
+        return Path(named)
     stem = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{label}"
-    candidates = (stem if number == 0 else stem.with_name(f"{stem.name}-{number}") for number in range(1000))
-    return next(path for path in candidates if not path.exists())
+    numbered = (stem.with_name(f"{stem.name}-{number}") for number in range(1, 1000))
+    return next(path for path in chain([stem], numbered) if not path.exists())
 
 
 # --- output

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pfedlms.cli.options import add_options, print_table, say
-from pfedlms.cli.train import print_results
-from pfedlms.errors import PfedlmsError, RunDirectoryError, UsageError
+from pfedlms.cli.train import how_to_resume, print_results
+from pfedlms.errors import PfedlmsError, RunDirectoryError, UsageError, reason
 from pfedlms.report.runs import RunLike, Section, group_by_problem
 
 _DEPTH = 4
@@ -27,7 +27,7 @@ def add_show(sub: argparse.ArgumentParser) -> None:
 def add_export(sub: argparse.ArgumentParser) -> None:
     """Write models, from the checkpoint alone; the suffix decides the format: .pt (a PyTorch state dict) or .onnx."""
     add_options(sub, "directory")
-    which = sub.add_mutually_exclusive_group()
+    which = sub.add_mutually_exclusive_group(required=True)
     which.add_argument("--client", metavar="K", help="the model of this client: its number from 0, or its name")
     which.add_argument("--global", dest="shared", action="store_true", help="the model all share, before local steps")
     which.add_argument("--all", type=Path, metavar="FOLDER", help="every client's, as FOLDER/client-0.pt, …")
@@ -50,29 +50,20 @@ def add_report(sub: argparse.ArgumentParser) -> None:
 
 def show(options: argparse.Namespace) -> int:
     from pfedlms.experiment.api import Run, load
-    from pfedlms.experiment.problem import resume_instruction
     from pfedlms.experiment.runs import per_client
-    from pfedlms.experiment.store import RESTART_SERVER, RunDirectory
     from pfedlms.experiment.studies import refuse_study
     from pfedlms.experiment.summary import one_line_summary
-    from pfedlms.report.tables import count_text, table_from_records
+    from pfedlms.report.tables import table_from_records
 
-    out = options.directory
     if options.clients:
-        refuse_study(out, "show --clients of")
-    result = load(out, data_dir=options.data_dir)
+        refuse_study(options.directory, "show --clients of")
+    result = load(options.directory, data_dir=options.data_dir)
     rows = per_client(result) if isinstance(result, Run) and options.clients else []
     print_results(options, result, **({"per_client": rows} if rows else {}))
     if rows and not options.json:
         print_table(table_from_records(rows))
     if result.interrupted:
-        on_nodes = RunDirectory(out).on_nodes
-        if isinstance(result, Run):
-            so_far = f"after {count_text(result.summary['rounds'], 'round')}; not finished"
-        else:
-            so_far = f"{len(result.runs)} run{'s are' if len(result.runs) != 1 else ' is'} shown; not all are finished"
-        resume = f"Resume with: {resume_instruction(out, result.settings)}"
-        say(f"{so_far}. {f'To continue: {RESTART_SERVER}' if on_nodes else resume}")
+        say(how_to_resume(result))
     elif isinstance(result, Run) and result.summary["status"] != "finished":
         say(one_line_summary(result.summary))
     return 0
@@ -81,19 +72,13 @@ def show(options: argparse.Namespace) -> int:
 def export(options: argparse.Namespace) -> None:
     from pfedlms.experiment.api import export
 
-    is_single = options.client is not None or options.shared
-    if not is_single and options.all is None:
-        raise UsageError("export: say which model: --client K or --global, with -o FILE, or --all FOLDER")
-    if is_single and options.output is None:
-        raise UsageError("export: say where to write with -o FILE, for example -o model.pt")
-    if not is_single and options.output is not None:
-        raise UsageError(f"export: got --all and -o, expected one of them; --all FOLDER says where: {options.all}")
-    target = options.output if is_single else options.all
+    if (options.all is None) == (options.output is None):
+        raise UsageError("export: expected --client K or --global with -o FILE, or --all FOLDER, which takes no -o")
+    target = options.output or options.all
     which = {"client": options.client, "shared": options.shared, "best": options.best}
     export(options.directory, target, **which, data_dir=options.data_dir)
-    what = f"model of client {options.client}" if is_single else "models of all clients"
-    what = "shared model" if options.shared else what
-    say(f"{what}: {target}")
+    what = "models of all clients" if options.all else f"model of client {options.client}"
+    say(f"{'shared model' if options.shared else what}: {target}")
 
 
 def report(options: argparse.Namespace) -> None:
@@ -110,10 +95,7 @@ def sections_of(directories: Iterable[str | Path]) -> tuple[list[Section], list[
     from pfedlms.experiment.store import is_study
     from pfedlms.experiment.studies import Study, read_manifest
 
-    folders: dict[Path, Path] = {}
-    for directory in directories:
-        for folder in _find_folders(Path(directory)):
-            folders.setdefault(folder.resolve(), folder)
+    folders = {folder.resolve(): folder for each in directories for folder in _find_folders(Path(each))}
     sections: list[Section] = []
     single_runs: list[RunLike] = []
     left_out: list[str] = []
@@ -127,8 +109,8 @@ def sections_of(directories: Iterable[str | Path]) -> tuple[list[Section], list[
         if runs:
             sections.append(Study(runs, folder.resolve(), manifest["axes"], manifest["by"], runs).section())
     sections += group_by_problem(single_runs)
-    for reason in left_out:
-        warnings.warn(f"left out of the page: {reason}", stacklevel=2)
+    for why in left_out:
+        warnings.warn(f"left out of the page: {why}", stacklevel=2)
     if not sections:
         raise RunDirectoryError(
             f"{', '.join(map(str, directories))}: no run with an evaluation here, expected folders of runs, "
@@ -155,15 +137,12 @@ def _read(directory: Path, label: str, left_out: list[str]) -> list[Any]:
     """The run in `directory` as a list; empty, with the reason in `left_out`, if it has no evaluation to read."""
     from pfedlms.experiment.runs import load_run
 
-    if not directory.exists():
-        left_out.append(f"{directory}: this run of the study has not begun")
-        return []
     try:
         run = load_run(directory, label=label)
         if run.summary and run.metrics:
             return [run]
-        left_out.append(f"{directory}: no evaluation yet")
-    except (PfedlmsError, KeyError, TypeError) as error:  # of another version, or cut off
-        why = str(error) if isinstance(error, PfedlmsError) else f"cannot be read ({error!r})"
-        left_out.append(why if why.startswith(str(directory)) else f"{directory}: {why}")
+        why = "no evaluation yet"
+    except (PfedlmsError, KeyError, TypeError) as error:  # not begun, of another version, or cut off
+        why = str(error) if isinstance(error, PfedlmsError) else reason(error)
+    left_out.append(f"{directory}: {why.removeprefix(f'{directory}: ')}")
     return []

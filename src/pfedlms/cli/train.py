@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from pfedlms.cli.options import add_options, add_study, assignments, out_directory, output, overrides, print_table, say
+from pfedlms.cli.options import add_options, add_study, out_directory, output, overrides, print_table, say
 from pfedlms.errors import UsageError
 from pfedlms.experiment.schema import DEFAULT_METHODS
 from pfedlms.report.progress import progress_callbacks
@@ -76,27 +76,22 @@ def run(options: argparse.Namespace) -> int:
 
 
 def compare(options: argparse.Namespace) -> int:
-    from pfedlms.experiment.grids import plan_grid
-
-    return _train_study(
-        options, plan_grid(options.config, overrides(options), options.methods, {}, options.seeds), "compare"
-    )
+    return _train_study(options, options.methods, "compare")
 
 
 def sweep(options: argparse.Namespace) -> int:
-    from pfedlms.experiment.config import method_in, parse_overrides
-    from pfedlms.experiment.grids import check_has_axes, plan_grid, split_values
+    from pfedlms.experiment.config import method_in
 
     method = vars(options)["method.name"] or method_in(options.config)
-    single, axes = split_values(assignments(options), method)
-    check_has_axes(axes)
-    study = plan_grid(options.config, parse_overrides(single), [method], axes, options.seeds, options.by)
-    return _train_study(options, study, f"{method}-sweep")
+    return _train_study(options, method, f"{method}-sweep", options.by)
 
 
-def _train_study(options: argparse.Namespace, study: Any, label: str) -> int:
+def _train_study(options: argparse.Namespace, methods: str, label: str, by: str | None = None) -> int:
+    from pfedlms.experiment.grids import grid_rows, plan_study, split_axes
     from pfedlms.report.charts import check_file
 
+    settings, values = split_axes(overrides(options))
+    study = plan_study(options.config, settings, *grid_rows({"method": methods, **values}), options.seeds, by)
     first = study.planned[0].config
     out = out_directory(options, first.run.out, f"{first.data.title}-{label}")
     if options.plot:
@@ -149,39 +144,45 @@ def _report(options: argparse.Namespace, result: Any) -> int:
     """Print a run or study, its folder and how to resume it. Returns the exit code: 128 + the signal that interrupted
     it, 1 if a run failed, else 0."""
     from pfedlms.experiment.api import Study
-    from pfedlms.experiment.problem import resume_instruction
 
     print_results(options, result)
-    study = result if isinstance(result, Study) else None
+    broken = isinstance(result, Study) and result.broken
     if result.interrupted:
-        if study:
-            finished = sum(run.summary["status"] == "finished" for run in study.runs)
-            so_far = f"with {finished} run{'s' * (finished != 1)} finished"
-        else:
-            so_far = f"after {count_text(result.summary['rounds'], 'round')}"
-        resume = resume_instruction(result.directory, result.settings)
-        say(f"interrupted {so_far}; all of it is saved. Resume with: {resume}")
+        say(f"interrupted {how_to_resume(result)}")
     else:
-        if study and study.axes and (best := study.best()):
-            say(f"best by {study.by}: {best['name']} ({score_text(best['score'], best['runs'][0])})")
+        if isinstance(result, Study) and result.axes and (best := result.best()):
+            say(f"best by {result.by}: {best['name']} ({score_text(best['score'], best['runs'][0])})")
         say(f"results: {result.directory}")
-    if study and study.broken:
+    if broken:
         say("error: not all runs finished; the warnings above say why and what to change")
-    return 128 + (result.stopped or signal.SIGINT) if result.interrupted else int(bool(study and study.broken))
+    return 128 + (result.stopped or signal.SIGINT) if result.interrupted else int(broken)
+
+
+def how_to_resume(result: Any) -> str:
+    """How far an interrupted run or study is, and how to resume it."""
+    from pfedlms.experiment.api import Study
+    from pfedlms.experiment.problem import resume_instruction
+    from pfedlms.experiment.store import RESTART_SERVER, RunDirectory
+
+    if isinstance(result, Study):
+        finished = sum(run.summary["status"] == "finished" for run in result.runs)
+        so_far = f"with {count_text(finished, 'run')} finished"
+    else:
+        so_far = f"after {count_text(result.summary['rounds'], 'round')}"
+    on_nodes = RunDirectory(result.directory).on_nodes
+    command = RESTART_SERVER if on_nodes else resume_instruction(result.directory, result.settings)
+    return f"{so_far}; all of it is saved. Resume with: {command}"
 
 
 def reproduce(options: argparse.Namespace) -> int:
     """Run `python -m papers.pfedlms`, if this is a clone of the repository."""
     clone = Path(__file__).parents[3]
-    if (clone / "papers" / "pfedlms").is_dir() and str(clone) not in sys.path:
-        sys.path.append(str(clone))
-    try:
-        from papers.pfedlms.__main__ import main
-    except ModuleNotFoundError as error:
-        if not str(error.name).startswith("papers"):
-            raise
+    if not (clone / "papers" / "pfedlms").is_dir():
         raise UsageError(
             "reproduce: the tables of the paper are not in the installed package, but in the folder papers/ of its "
             "repository; clone that and repeat the command there"
-        ) from error
+        )
+    sys.path.append(str(clone))
+    from papers.pfedlms.__main__ import main
+
     return main(options.rest, "pfedlms reproduce")

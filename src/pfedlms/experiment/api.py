@@ -10,7 +10,7 @@ from pfedlms.errors import ConfigError, UsageError
 from pfedlms.experiment.callbacks import callbacks_with_progress
 from pfedlms.experiment.config import Tables, from_keywords, load_config, merge, method_in
 from pfedlms.experiment.cost import bits_table, method_of
-from pfedlms.experiment.grids import EXPECTED, LIST_TYPES, check_has_axes, plan_cells, plan_grid, split_grid, variants
+from pfedlms.experiment.grids import EXPECTED, LIST_TYPES, cell_rows, grid_rows, methods_of, plan_study, variants
 from pfedlms.experiment.loop import raise_if_stopped
 from pfedlms.experiment.prepare import prepare
 from pfedlms.experiment.problem import ModelLike, Problem
@@ -108,13 +108,9 @@ def study(
     problem = Problem.of(data, model, loss, metric)
     problem.check_settings(settings)
     method = method or method_in(config)
-    methods, axes = ([method], {}) if grid is None else split_grid(grid, method)
-    names = [tables["method"]["name"] for tables in variants(methods)[0].values()]
-    overrides = merge(from_keywords(names, settings), problem.tables())
-    if cells is not None:
-        planned = plan_cells(cells, config, merge(overrides, {"method": {"name": method}}), seeds, by, problem)
-    else:
-        planned = plan_grid(config, overrides, methods, axes, seeds, by, problem)
+    rows, axes = grid_rows(grid, method) if grid is not None else (cell_rows(cells or {}, method), {})
+    overrides = merge(from_keywords(methods_of(rows), settings), problem.tables())
+    planned = plan_study(config, overrides, rows, axes, seeds, by, problem)
     with callbacks_with_progress(progress, callbacks) as all_callbacks:
         return raise_if_stopped(planned.start(Path(out) if out else None, all_callbacks, workers, seconds))
 
@@ -141,7 +137,6 @@ def sweep(data: Any = None, model: ModelLike = None, *, method: str | None = Non
     of values (`learning_rate=[0.03, 0.1], validation=0.1`)."""
     method = method or method_in(settings.get("config"))
     grid = {key: value for key, value in settings.items() if isinstance(value, LIST_TYPES) and key not in _LISTS}
-    check_has_axes(grid)
     fixed = {key: value for key, value in settings.items() if key not in grid}
     return study(data, model, grid=grid, method=method, **fixed)
 
@@ -152,10 +147,10 @@ _LISTS = ("seeds", "callbacks", "metric")
 
 def variant(text: str) -> Tables:
     """The settings, by section, of a method with settings as a comparison writes it: `pfedlms:thresholds=1`."""
-    tables, problems = variants(text)
-    if problems or len(tables) != 1:
-        raise ConfigError(problems or [f"methods: got {text!r}, expected one method; {EXPECTED}"])
-    return next(iter(tables.values()))
+    rows = list(variants(text).values())
+    if len(rows) != 1:
+        raise ConfigError([f"methods: got {text!r}, expected one method; {EXPECTED}"])
+    return rows[0]
 
 
 def resume(

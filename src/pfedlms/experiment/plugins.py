@@ -27,13 +27,7 @@ def import_modules(names: Iterable[str]) -> None:
         try:
             import_module(name)
         except Exception as error:  # it is the user's own code and may raise anything
-            missing = isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}.")
-            if missing or not all(part.isidentifier() for part in name.split(".")):
-                expected = "expected the name of a module, my_methods for my_methods.py"
-                failure = f"cannot be imported ({reason(error)}); {expected}"
-            else:
-                failure = f"is there, but fails when it is imported ({reason(error)})"
-            raise UsageError(f"--import: {name!r} {failure}") from error
+            raise UsageError(f"--import: the module {name!r} cannot be imported ({reason(error)})") from error
         if name not in IMPORTED_MODULES:
             IMPORTED_MODULES.append(name)
 
@@ -49,19 +43,10 @@ def find_method(name: Any) -> type[Method] | None:
     if not isinstance(name, str):
         return None
     if name not in METHODS:
-        points = installed_entry_points("pfedlms.methods", tuple(sys.path))
-        for point in (point for point in points if point.name == name):
-            method = _load(point)
-            if not (_is_method(method) and method.name == name):
-                raise UsageError(
-                    f"method.name: {point.value} gave {method!r}, expected a Method whose name is {name!r}"
-                )
-            register(method)
+        for point in installed_entry_points("pfedlms.methods", tuple(sys.path)):
+            if point.name == name:
+                register(point.load())
     return METHODS.get(name)
-
-
-def _is_method(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, Method)
 
 
 def load_plugins(methods: bool = True) -> None:
@@ -71,26 +56,15 @@ def load_plugins(methods: bool = True) -> None:
         find_method(point.name)
     for point in installed_entry_points("pfedlms.models", tuple(sys.path)):
         if point.name not in MODELS:
-            built = _load(point)
+            built = point.load()
             MODELS[point.name] = built if isinstance(built, Entry) else Entry(f"of {point.value}", built)
-
-
-def _load(point: Any) -> Any:
-    try:
-        return point.load()
-    except Exception as error:  # somebody else's package
-        raise UsageError(f"{point.group}: {point.name} = {point.value} cannot be loaded ({reason(error)})") from error
 
 
 def find_object(text: str) -> Any:
     """The object that `module:name` names."""
     module, _, name = text.partition(":")
     import_modules([module])
-    if not name:
-        raise UsageError(f"got {text!r}, expected MODULE:CLASS, my_methods:FedProx for instance")
     value = getattr(sys.modules[module], name, None)
     if value is None:
-        members = vars(sys.modules[module]).items()
-        methods = [key for key, member in members if _is_method(member) and member.__module__ == module]
-        raise UsageError(f"module {module} has no class {name}; its methods: {', '.join(methods) or 'none'}")
+        raise UsageError(f"got {text!r}, expected MODULE:CLASS; the module {module} has no class {name!r}")
     return value

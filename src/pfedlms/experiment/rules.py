@@ -7,45 +7,33 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pfedlms.data.sources import path_kind
-from pfedlms.train_settings import Schedule
 
 if TYPE_CHECKING:
     from pfedlms.experiment.config import Config
 
-_KEYS_OF_PARTITIONS = {"data.alpha": ("dirichlet", "quantity"), "data.classes_per_client": ("classes",)}
-"""Settings that only these partitions use."""
-_KEYS_OF_PATHS = {"label_column": "file", "owner_column": "file", "text_column": "file", "image_size": "folder"}
-"""Settings of data sets given by path, and the kind of path they are for."""
+_USED_WITH: dict[str, dict[str, tuple[str, ...]]] = {
+    "train.optimizer": {"train.momentum": ("sgd",)},
+    "train.schedule": {"train.decay": ("step",), "train.decay_every": ("step",), "train.floor": ("cosine",)},
+    "data.partition": {"data.alpha": ("dirichlet", "quantity"), "data.classes_per_client": ("classes",)},
+    "data.dataset": {
+        "data.image_size": ("folder",),
+        **dict.fromkeys(("data.label_column", "data.owner_column", "data.text_column"), ("file",)),
+    },
+}
+"""Settings by another one that decides whether they have an effect, and its values with which they have."""
 NEGLIGIBLE_STEP = 0.01
 """Local steps with a smaller share of η than this hardly change a model."""
 
 
 def contradictions(tables: Mapping[str, Any]) -> list[str]:
     """Errors for combinations of settings that are refused; `tables` have every key."""
-    data, train, run = (tables[section] for section in ("data", "train", "run"))
-    if not all(isinstance(section, Mapping) for section in (data, train, run)):
-        return []
+    data, train = tables["data"], tables["train"]
     errors = []
-    rounds, warmup = train["rounds"], train["warmup"]
-    if isinstance(rounds, int) and isinstance(warmup, int) and warmup > max(0, rounds):
-        errors.append(f"train.warmup: got {warmup} with train.rounds = {rounds}, expected at most as many")
-    if run["reference"] is True and run["cohort_size"] not in (0, 1):
-        errors.append(
-            f"run.cohort_size: got {run['cohort_size']!r} with run.reference = true; the reference takes one "
-            "client after another, leave it out"
-        )
     if train["patience"] and not data["validation"]:
         errors.append(
             f"train.patience: got {train['patience']!r} with data.validation = 0; it follows V-acc, which needs "
             "samples set aside: set data.validation, for example to 0.1"
         )
-    kind = path_kind(data["dataset"]) if isinstance(data["dataset"], str) else None
-    what = "given in Python" if data["dataset"] == "custom" else repr(data["dataset"])
-    for key, needed in _KEYS_OF_PATHS.items():
-        if data[key] and kind != needed:
-            errors.append(
-                f"data.{key}: got {data[key]!r}, which is for {needed}:PATH, but data are {what}; leave it out"
-            )
     return errors + [
         f"data.{key}: got {data[key]!r}, expected a number per channel, as in 0.49, 0.48, 0.45"
         for key in ("mean", "std")
@@ -67,44 +55,38 @@ def warn_once(texts: Iterable[str]) -> None:
         warnings.warn(text, stacklevel=3)
 
 
+def _unused(config: Config, setting: str, value: str) -> Iterator[str]:
+    """Warnings about settings that the user has given and that have no effect with this value of another one."""
+    for key, values in _USED_WITH[setting].items():
+        if key in config.given and value not in values:
+            given = f"{key}: {config.flat()[key]} has no effect with {setting} = {value}"
+            yield f"{given}; it is for {' and '.join(values)}"
+
+
 def ineffective_settings(config: Config) -> Iterator[str]:
     """Warnings about settings that the user has given and that have no effect, and about a schedule at whose end local
     steps do nothing."""
     train, given = config.train, config.given
-    if "train.momentum" in given and train.optimizer == "adamw":
-        yield f"train.momentum: {train.momentum:g} has no effect, adamw has moments of its own; leave it out"
-    for key, schedule in (("decay", "step"), ("decay_every", "step"), ("floor", "cosine")):
-        if f"train.{key}" in given and train.schedule != schedule:
-            yield (
-                f"train.{key}: {getattr(train, key):g} has no effect with train.schedule = {train.schedule}; set "
-                f"train.schedule = {schedule}"
-            )
+    yield from _unused(config, "train.optimizer", train.optimizer)
+    yield from _unused(config, "train.schedule", train.schedule)
+    yield from _unused(config, "data.dataset", path_kind(config.data.dataset) or config.data.dataset)
     if "train.optimizer" in given and train.optimizer == "adamw" and "train.learning_rate" not in given:
         yield f"train.learning_rate: {train.learning_rate:g} is what sgd takes; adamw wants 0.001 or so"
-    if train.schedule != "constant" and given & {
-        f"train.{key}" for key in ("schedule", "floor", "decay", "decay_every")
-    }:
-        shape = Schedule(train.schedule, train.warmup, train.rounds, train.decay, train.decay_every, train.floor)
-        last_factor = shape.factor(train.rounds)
-        remedy = "train.floor = 0.1" if train.schedule == "cosine" else "a larger train.decay or train.decay_every"
-        if last_factor < NEGLIGIBLE_STEP:
+    if given & {f"train.{key}" for key in ("schedule", "floor", "decay", "decay_every")}:
+        last = train.rates.factor(train.rounds)
+        if last < NEGLIGIBLE_STEP:
             yield (
-                f"train.schedule: {train.schedule} ends at {last_factor:.1g} of the learning rate, where the last "
-                f"local steps do nothing and clients keep the model they share; set {remedy}"
+                f"train.schedule: {train.schedule} ends at {last:.1g} of the learning rate, where the last local "
+                "steps do nothing and clients keep the model they share; set train.floor = 0.1, or a larger train.decay"
             )
 
 
 def ineffective_data_settings(config: Config, scheme: str, text: bool, by_client: bool = False) -> Iterator[str]:
     """Warnings about settings of the partition that `scheme` does not use, or data given `by_client`, and of text for
     other data."""
-    if by_client and "data.min_samples" in config.given:
-        least = config.data.min_samples
-        yield f"data.min_samples: {least} has no effect, as data are given client by client; leave small clients out"
-    for key, schemes in _KEYS_OF_PARTITIONS.items():
-        if key in config.given and scheme not in schemes:
-            value = getattr(config.data, key.partition(".")[2])
-            how = "as the data say whose each sample is" if scheme == "given" else f"data.partition = {scheme}"
-            yield f"{key}: {value:g} has no effect, {how}; it is for {' and '.join(schemes)}"
-    for key in () if text else ("tokens", "window", "stride", "min_tokens"):
+    yield from _unused(config, "data.partition", scheme)
+    unused = {"min_samples": "data given client by client"} if by_client else {}
+    unused |= {} if text else dict.fromkeys(("tokens", "window", "stride", "min_tokens"), "data that are no text")
+    for key, data in unused.items():
         if f"data.{key}" in config.given:
-            yield f"data.{key}: {getattr(config.data, key)} has no effect, the data are no text; leave it out"
+            yield f"data.{key}: {getattr(config.data, key)} has no effect with {data}; leave it out"

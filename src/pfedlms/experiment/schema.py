@@ -6,12 +6,13 @@ when they are needed, so that `pfedlms --help` does not wait for PyTorch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import Field, dataclass, fields
 from typing import Any
 
+from pfedlms.errors import did_you_mean
 from pfedlms.report.runs import dataset_title
-from pfedlms.settings import CUSTOM, one_of, setting
+from pfedlms.settings import CUSTOM, setting
 from pfedlms.train_settings import TrainSettings
 
 DEFAULT_METHODS = ("local", "fedavg", "pfedlms", "sketchvote")
@@ -60,24 +61,13 @@ def _names_of(what: str) -> Callable[[], list[str]]:
     return names
 
 
-def _suggest_dataset(name: str) -> str:
-    from pfedlms.data.sources import suggest_kind
-
-    return suggest_kind(name)
-
-
-def _suggest_device(name: str) -> str:
-    return f"did you mean {name.lower().replace('gpu', 'cuda')}?" if name.lower().startswith("gpu") else ""
-
-
 @dataclass(frozen=True)
 class DataSection:
     """The data set, and which client holds which part of it."""
 
     dataset: str = setting(
-        "digits", "data set by name (pfedlms datasets), folder:PATH or file:PATH", choices=_names_of("datasets"),
-        meant=_suggest_dataset,
-    )  # fmt: skip
+        "digits", "data set by name (pfedlms datasets), folder:PATH or file:PATH", choices=_names_of("datasets")
+    )
     dir: str = setting("", "folder with the data set's files; empty: the one that PFEDLMS_DATA names")
     image_size: int = setting(
         0, "images of folder:PATH are resized to this many pixels each way; 0: not resized", minimum=0, maximum=4096
@@ -156,7 +146,7 @@ class ModelSection:
     precision: str = setting(
         "default",
         "default: PyTorch's, convolutions in TF32 on a GPU; bf16: products and convolutions in bfloat16, for GPUs",
-        choices=one_of("default", "bf16"),
+        choices=("default", "bf16"),
     )
 
 
@@ -169,7 +159,7 @@ class RunSection:
     )
     device: str = setting(
         "auto", "auto takes a GPU where there is one; cuda:N the one of that number, from 0",
-        choices=one_of("auto", "cpu", "cuda", "cuda:N"), meant=_suggest_device,
+        choices=("auto", "cpu", "cuda", "cuda:N"),
     )  # fmt: skip
     threads: int = setting(0, "CPU threads; 0: as many as PyTorch is set to", minimum=0, maximum=1024)
     out: str = setting("", "run directory; empty: a fresh one under runs/")
@@ -230,3 +220,9 @@ def place_by_other_name(name: str) -> str | None:
     """The setting, `section.key`, that other tools call `name`; None if there is none."""
     name = name.lower().replace("-", "_")
     return next((place for place, names in OTHER_NAMES.items() if name in names.split()), None)
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """A closing sentence for an unknown key: our setting for what other tools call so, or the nearest of `known`."""
+    place = place_by_other_name(name)
+    return f"did you mean {place}?" if place else did_you_mean(name, known)
