@@ -20,7 +20,7 @@ from pfedlms.engine import Evaluation, RoundReport, Traffic
 from pfedlms.errors import DivergedError, RunDirectoryError, RunError
 from pfedlms.experiment.callbacks import Callbacks, Checkpoints, EarlyStopping, RunInfo, SharedModelWarning, is_best
 from pfedlms.experiment.config import Config
-from pfedlms.experiment.digests import class_digest
+from pfedlms.experiment.digests import digest, is_own
 from pfedlms.experiment.prepare import NAMED_PROBLEM, execution_settings
 from pfedlms.experiment.problem import Problem, resume_call
 from pfedlms.experiment.store import RunDirectory
@@ -184,7 +184,7 @@ class ActiveRun(RunInfo):
         return {
             **facts_of(self.federation),
             **({"data_fingerprint": data_fingerprint} if data_fingerprint else {}),
-            **({"problem_digests": self._digests} if self._digests else {}),
+            "digests": self._digests,
         }
 
     def finish(self, status: str) -> dict[str, Any]:
@@ -406,19 +406,21 @@ def load_into(
 
 def other_parts(facts: Mapping[str, Any], digests: Mapping[str, str]) -> str:
     """A sentence if a run, of which a summary or checkpoint has `facts`, had another model, loss, metric or method than
-    those with these digests; else "". Older versions wrote no digests, and other versions of Python have other ones."""
-    minor = platform.python_version_tuple()[:2]
-    has_same_python = facts.get("environment", {}).get("python", "").startswith(".".join(minor) + ".")
-    stored = facts.get("problem_digests", {}) if has_same_python else {}
-    names = [name for name in stored.keys() & digests.keys() if stored[name] != digests[name]]
+    those with these digests, or none; else "". Runs of earlier versions have no digests, and other versions of Python
+    give other ones."""
+    stored, python = facts.get("digests"), facts.get("environment", {}).get("python", "")
+    if stored is None:
+        return ""
+    is_same_python = python.split(".")[:2] == list(platform.python_version_tuple()[:2])
+    names = [name for name in digests if name not in stored or (is_same_python and stored[name] != digests[name])]
     names = ["code of its method" if name == "method" else name for name in names]
     return f"was trained with another {' and another '.join(sorted(names))} than given now" if names else ""
 
 
 def method_digest(config: Config) -> dict[str, str]:
     """The digest of the method of a run, if it is of the user's own."""
-    digest = class_digest(METHODS[config.method])
-    return {"method": digest} if digest else {}
+    method = METHODS[config.method]
+    return {"method": digest(method)} if is_own(method) else {}
 
 
 def fixed_settings(config: Config) -> dict[str, Any]:

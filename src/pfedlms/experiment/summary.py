@@ -66,7 +66,7 @@ def summarise(
         "total_bytes": sum(sent.values()),
         **{key: totals[key] for key in ("rejected", "astray", "unheard", "seconds") if key in totals},
         "parameters": facts.get("parameters", 0),
-        **{key: facts[key] for key in ("data_fingerprint", "problem_digests") if key in facts},
+        **{key: facts[key] for key in ("data_fingerprint", "digests") if key in facts},
         **({"normalisation": constants} if constants else {}),
         **({"environment": facts["environment"]} if "environment" in facts else {}),
         **({"transport": totals["transport"]} if "transport" in totals else {}),
