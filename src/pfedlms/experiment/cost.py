@@ -74,7 +74,7 @@ def bits_table(
 
 def _bits_row(tables: Tables, classes: int | None, as_in_paper: bool) -> dict[str, Any]:
     config = load_config(None, tables)
-    NAMED_PROBLEM.check_python_objects(config, "data", "model")
+    NAMED_PROBLEM.check_given(config, "data", "model")
     if classes is not None and classes < 1:
         raise ConfigError([f"classes: got {classes}, expected at least 1"])
     method = method_of(config, classes, (3, 32, 32) if as_in_paper and config.model.name != "dnn" else None)

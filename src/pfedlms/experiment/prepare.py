@@ -81,7 +81,7 @@ def prepare(config: Config, problem: Problem = NAMED_PROBLEM, shared: bool = Fal
 def build_parts(config: Config, data: Callable[[], FederatedData], problem: Problem = NAMED_PROBLEM) -> RunParts:
     """Model, data and criterion, checked together; `data` is called after everything else was checked."""
     device = _device(config.run.device)
-    problem.check_python_objects(config, "loss", "metric")
+    problem.check_given(config, "loss", "metric")
     warn_once(ineffective_settings(config))
     with execution_settings(config):
         client_data = data()
@@ -139,7 +139,7 @@ def cache_data_sets() -> Iterator[None]:
 def load_named_pool(config: Config) -> Pool:
     """The data set that the configuration names, before it is partitioned."""
     chosen = config.data
-    NAMED_PROBLEM.check_python_objects(config, "data")
+    NAMED_PROBLEM.check_given(config, "data")
     source = chosen.dataset, chosen.dir or None, chosen.image_size, chosen.label_column, chosen.owner_column
     windows = Windows(chosen.tokens, chosen.window, chosen.stride, chosen.min_tokens)
     options: dict[str, Any] = {"text": chosen.text_column, "windows": windows}

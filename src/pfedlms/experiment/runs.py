@@ -203,7 +203,7 @@ class Run:
                 raise UsageError(f"{stored.path}: this is a run on nodes, which its server resumes; {RESTART_SERVER}")
             if self.finished:  # so the objects given in Python are not needed
                 return self
-            self.problem.check_can_resume(self.config, stored.path)
+            self.problem.check_given(self.config, directory=stored.path)
         if processes.rank():
             return self._train_as_follower(self.config.with_run(**overrides), None if new else stored)
         try:

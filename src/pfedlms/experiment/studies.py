@@ -220,7 +220,7 @@ class Study:
         """Train every run of a folder that is not finished yet, for callers that look at `stopped` themselves."""
         remaining = [run for run in self.planned if not run.reload().finished]
         for run in remaining:
-            run.problem.check_can_resume(run.config, self.directory)
+            run.problem.check_given(run.config, directory=self.directory)
         if remaining:
             first = remaining[0].config.quiet()
             self._check_same_problem(prepare(first, remaining[0].problem).model, first)
