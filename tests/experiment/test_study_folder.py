@@ -41,12 +41,12 @@ def test_runs_of_another_problem_are_not_added_to_a_study(tmp_path: Path) -> Non
             study((X, np.roll(Y, 1)), **more)
     with pytest.raises(RunDirectoryError, match=r"was trained with another model than given now"):
         study((X, Y), lambda: nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), methods="local")
-    for key, there, more in (
-        ("train.metric", "'auto'", {"metric": half_accuracy}),
-        ("data.clients", "4", {"clients": 5}),
-        ("data.dataset", "'custom'", {"data": "digits", "model": None}),
+    for key, more in (
+        ("train.metric", {"metric": half_accuracy}),
+        ("data.clients", {"clients": 5}),
+        ("data.dataset, ", {"data": "digits", "model": None}),
     ):
-        with pytest.raises(RunDirectoryError, match=f"holds runs with {key} = {there}, and this call has "):
+        with pytest.raises(RunDirectoryError, match=f"holds runs with another {key}"):
             study(**{"data": (X, Y), "methods": "local", **more})
     assert plan.read_text() == before
     assert without_timings(study((X, Y), methods="fedavg,local").runs[0].metrics) == without_timings(
@@ -270,9 +270,7 @@ class Scaled:
 def test_a_row_has_one_configuration(tmp_path: Path) -> None:
     common = {**SMALL, "methods": ["fedavg"], "out": tmp_path}
     pfedlms.compare((X, Y), linear, seeds=[1], **common)
-    with pytest.raises(
-        RunDirectoryError, match=r"fedavg-seed1 is in the row 'fedavg', but with another train\.learning_rate"
-    ):
+    with pytest.raises(RunDirectoryError, match=r"fedavg-seed1 with another train\.learning_rate"):
         pfedlms.compare((X, Y), linear, seeds=[2], learning_rate=0.3, **common)
     assert len(pfedlms.compare((X, Y), linear, seeds=[2], **common).runs) == 1
     assert [run.summary["seed"] for run in pfedlms.load(tmp_path).runs] == [1, 2]

@@ -196,12 +196,12 @@ def partition_pool(config: Config, pool: Pool) -> FederatedData:
     return partition(pool, how)
 
 
-def check_all_runs(configs: Sequence[Config], problem: Problem = NAMED_PROBLEM) -> CohortModel:
+def check_all_runs(configs: Sequence[Config], problem: Problem) -> None:
     """Check all runs of a study before the first one trains: data and model of the first, and the partitions of the
-    others; warn about settings without effect, once for all. Returns the model of the first."""
+    others; warn about settings without effect, once for all."""
     processes.refuse_multiple_processes("a study")
     first, *others = configs
-    model = prepare(first, problem).model
+    prepare(first, problem)
     warned = set(ineffective_settings(first))
     warn_once(text for config in others for text in ineffective_settings(config) if text not in warned)
     partitions, sections = {(first.data, first.run.seed)}, {first.data}
@@ -210,4 +210,3 @@ def check_all_runs(configs: Sequence[Config], problem: Problem = NAMED_PROBLEM) 
             load_client_data(config.quiet() if config.data in sections else config, problem)
             partitions.add((config.data, config.run.seed))
             sections.add(config.data)
-    return model
