@@ -74,9 +74,10 @@ def test_runs_on_changed_files_are_not_added_to_a_study(tmp_path: Path) -> None:
             compare(name, "ditto")
     varied: dict[str, Any] = {"grid": {"alpha": [0.3, 3.0]}, "method": "local", "validation": 0.2, **SMALL}
     varied["out"] = tmp_path / "v"
+    data = (10 * X).astype(int), Y  # which become floats
     for _ in range(2):
-        assert len(pfedlms.study((X, Y), linear, **varied).runs) == 2
-    assert len(pfedlms.study((X, Y), linear, **{**varied, "grid": {"alpha": [1.0]}}).runs) == 1
+        assert len(pfedlms.study(data, linear, **varied).runs) == 2
+    assert len(pfedlms.study(data, linear, **{**varied, "grid": {"alpha": [1.0]}}).runs) == 1
 
 
 def relu() -> nn.Module:

@@ -198,15 +198,16 @@ class Study:
         Python, than those given now: one table would show both. `dataset` is the data set of all runs, if they have
         one; its path may be another than before."""
         problem = self.planned[0].problem
-        digests, fingerprints = problem.digests(), dict[Any, str]()
+        digests, fingerprints = problem.digests(), dict[Any, set[str]]()
         for run in (run for run in [*self.planned, *self.others] if run.has_started):
             other = other_parts(run.summary, digests | method_digest(run.config))
             if "data_fingerprint" in run.summary and not other:
                 data, seed = replace(run.config.data, dataset=dataset or run.config.data.dataset), run.config.run.seed
                 if (data, seed) not in fingerprints:
                     client_data = load_client_data(replace(run.config.quiet(), data=data), problem)
-                    fingerprints[data, seed] = client_data.fingerprint()
-                if fingerprints[data, seed] != run.summary["data_fingerprint"]:
+                    as_floats = replace(client_data, x=client_data.x.float())  # as most models take whole numbers
+                    fingerprints[data, seed] = {client_data.fingerprint(), as_floats.fingerprint()}
+                if run.summary["data_fingerprint"] not in fingerprints[data, seed]:
                     other = "was trained on other data than given now"
             if other:
                 raise RunDirectoryError(f"{run.directory}: {other}; give the same as before, or name another out=DIR")
@@ -314,8 +315,8 @@ class Study:
                     f"{out}: holds runs already, {name} with another {', '.join(differing)}; resume them with "
                     f"`{resume_instruction(out, there.tables())}`, or name another out=DIR"
                 )
-        here, there = (_problem_settings(configs) for configs in (self._configs, list(stored.values())))
-        differing = [key for key in here.keys() & there.keys() - self.axes.keys() if here[key] != there[key]]
+        this, earlier = (_problem_settings(configs) for configs in (self._configs, list(stored.values())))
+        differing = [key for key in this.keys() & earlier.keys() - self.axes.keys() if this[key] != earlier[key]]
         if differing:
             raise RunDirectoryError(
                 f"{out}: holds runs with another {', '.join(sorted(differing))}; name another out=DIR, or for both in "
