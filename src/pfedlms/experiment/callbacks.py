@@ -154,8 +154,6 @@ def callbacks_with_progress(progress: bool | None, callbacks: Iterable[Any] | No
     from pfedlms.report.progress import progress_callbacks
 
     expected = "expected a list of objects with on_round, on_evaluation or on_end (see pfedlms.Callback)"
-    if isinstance(callbacks, str) or not isinstance(callbacks, Iterable | None):
-        raise UsageError(f"callbacks: got {callbacks!r}, {expected}")
     own_callbacks = list(callbacks or ())
     for callback in own_callbacks:
         if isinstance(callback, type) or not any(callable(getattr(callback, name, None)) for name in CALLBACK_METHODS):

@@ -24,7 +24,7 @@ from pfedlms.experiment.digests import digest, is_own
 from pfedlms.experiment.prepare import NAMED_PROBLEM, execution_settings
 from pfedlms.experiment.problem import Problem, resume_call
 from pfedlms.experiment.store import RunDirectory
-from pfedlms.experiment.summary import environment, finite_or_none, is_same_result, summarise
+from pfedlms.experiment.summary import environment, finite_or_none, summarise
 from pfedlms.methods import METHODS
 from pfedlms.settings import CUSTOM
 
@@ -178,20 +178,28 @@ class ActiveRun(RunInfo):
 
     def _facts(self) -> dict[str, Any]:
         """What a summary says about data and model; with a folder, also what later calls compare with theirs."""
-        if self._stored is None:
-            return facts_of(self.federation)
-        data_fingerprint = fingerprint(self.config, self.federation.data)
-        return {
-            **facts_of(self.federation),
-            **({"data_fingerprint": data_fingerprint} if data_fingerprint else {}),
-            "digests": self._digests,
+        data, score = self.federation.data, self.federation.criterion.score
+        lists = {"classes": data.names, "client_names": data.client_names}
+        facts = {
+            "clients": data.clients,
+            **{key: list(names) for key, names in lists.items() if names},
+            "partition": data.scheme,
+            **({"tokens": data.tokens} if data.tokens else {}),
+            **({"metric": score} if score else {}),
+            "parameters": self.federation.model.layout.dim,
+            "environment": environment(self.federation.model.device),
         }
+        if self._stored is not None:
+            data_fingerprint = fingerprint(self.config, data)
+            facts |= {"data_fingerprint": data_fingerprint} if data_fingerprint else {}
+            facts["digests"] = self._digests
+        return facts
 
     def finish(self, status: str) -> dict[str, Any]:
         """Store the summary at the end of the run, and return it. A failed run ends without one if the disk is full."""
         summary = self.summary(status)
-        stored = self._stored.read_summary() if self._stored is not None else None
-        if stored is not None and is_same_result(stored, summary):
+        stored = (self._stored.read_summary() if self._stored is not None else None) or {}
+        if all(stored.get(key) == summary[key] for key in ("status", "rounds", "evaluations")):
             return stored  # a finished run was resumed: nothing was trained, so nothing changes
         if status == "finished":
             summary["everyone"] = self._everyone()
@@ -358,21 +366,6 @@ def raise_if_stopped(result: RunOrStudy) -> RunOrStudy:
     if result.stopped:
         raise SystemExit(128 + result.stopped)
     return result
-
-
-def facts_of(federation: Any) -> dict[str, Any]:
-    """What a summary says about data and model."""
-    data = federation.data
-    name_lists = {"classes": data.names, "client_names": data.client_names}
-    return {
-        "clients": data.clients,
-        **{key: list(names) for key, names in name_lists.items() if names},
-        "partition": data.scheme,
-        **({"tokens": data.tokens} if data.tokens else {}),
-        **({"metric": federation.criterion.score} if federation.criterion.score else {}),
-        "parameters": federation.model.layout.dim,
-        "environment": environment(federation.model.device),
-    }
 
 
 def load_into(

@@ -104,16 +104,14 @@ def build_parts(config: Config, data: Callable[[], FederatedData], problem: Prob
 
 
 def _device(name: str) -> torch.device:
-    has_gpu = torch.cuda.is_available()
-    if name.startswith("cuda") and not has_gpu:
-        raise UsageError(f"run.device: got {name!r}, but PyTorch finds no GPU here; set run.device to cpu or auto")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     kind, _, number = name.partition(":")
-    if number and int(number) >= (count := torch.cuda.device_count()):
-        names = " or ".join(f"cuda:{gpu}" for gpu in range(count)) if count < 3 else f"cuda:0 to cuda:{count - 1}"
-        raise UsageError(f"run.device: got {name!r}, but PyTorch finds {count} GPU{'s' * (count > 1)}; use {names}")
+    if kind == "cuda" and int(number or 0) >= count:
+        names = "".join(f", cuda:{gpu}" for gpu in range(count))
+        raise UsageError(f"run.device: got {name!r}, but PyTorch finds {count or 'no'} GPUs; use cpu, auto{names}")
     if kind == "auto":
-        return torch.device("cuda" if has_gpu else "cpu")
-    return torch.device(kind, int(number)) if number else torch.device(kind)
+        return torch.device("cuda" if count else "cpu")
+    return torch.device(name)
 
 
 def load_client_data(config: Config, problem: Problem) -> FederatedData:
