@@ -118,7 +118,7 @@ def test_the_suffix_of_an_export_chooses_its_format(tmp_path: Path) -> None:
     pfedlms.export(tmp_path / "r", tmp_path / "again.pt", client=3)
     ours, theirs = (torch.load(tmp_path / name, weights_only=True) for name in ("m.pt", "again.pt"))
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
-    with pytest.raises(UsageError, match=r"m\.h5: got the suffix '\.h5', expected \.pt .* or \.onnx"):
+    with pytest.raises(UsageError, match=r"m\.h5: got the suffix '\.h5' for one model, expected a \.pt .* or \.onnx"):
         run.export(tmp_path / "m.h5", client=3)
 
 

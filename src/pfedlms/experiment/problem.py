@@ -109,7 +109,7 @@ class Problem:
                 raise UsageError(f"{directory}: this run's {name} was given in Python; resume it with {call}")
             what = {"data": "data", "model": "a model"}.get(name, "a function")
             place = ".".join(_SETTING_OF[name])
-            raise UsageError(f"{place}: 'custom' stands for {what} given in Python; use pfedlms.run(…, {name}=…)")
+            raise UsageError(f"{place}: 'custom' stands for {what} given in Python; pass it there, {name}=…")
 
     def digests(self) -> dict[str, str]:
         """Short digests of the model, the loss and the metric that were given in Python. Data have a fingerprint. The

@@ -117,7 +117,8 @@ class Run:
     def model(self, client: int | str, best: bool = False) -> nn.Module:
         """The model of one client, by number or name: a module with its weights, on the CPU, ready to predict. It takes
         samples as they were trained on; `summary["normalisation"]` says how images become such samples."""
-        return self.trained_models(best).module(client_number(client, self.summary))
+        models = self.trained_models(best)
+        return models.module(models.model(client_number(client, self.summary)))
 
     def personalise(self, data: Any, *, local_steps: int | None = None, best: bool = False) -> nn.Module:
         """A model for a new device: the model that a client gets when it joins after the last round (the shared model,
