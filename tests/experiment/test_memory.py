@@ -148,7 +148,7 @@ def test_the_number_of_a_gpu_is_checked(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_plan_names_classes_where_they_have_names() -> None:
     def plan_of(data: Any) -> tuple[dict[str, Any], str]:
         problem = Problem(data, lambda: nn.Linear(2, 12))
-        config = load_config(None, merge(problem.tables(), {"method": {"name": "local"}, "run": {"device": "cpu"}}))
+        config = load_config(None, merge(problem.tables({}), {"method": {"name": "local"}, "run": {"device": "cpu"}}))
         plan = plan_json(config, prepare(config, problem))
         return plan, plans.plan_table([plan]).intro
 

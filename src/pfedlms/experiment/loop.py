@@ -18,13 +18,13 @@ from pfedlms.data import FederatedData
 from pfedlms.data.sources import path_kind
 from pfedlms.engine import Evaluation, RoundReport, Traffic
 from pfedlms.errors import DivergedError, RunDirectoryError, RunError
-from pfedlms.experiment.callbacks import Callbacks, Checkpoints, EarlyStopping, RunInfo, SharedModelWarning, is_best
+from pfedlms.experiment.callbacks import Callbacks, RunInfo, SharedModelWarning
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.digests import digest, is_own
 from pfedlms.experiment.prepare import NAMED_PROBLEM, execution_settings
 from pfedlms.experiment.problem import Problem, resume_call
 from pfedlms.experiment.store import RunDirectory
-from pfedlms.experiment.summary import environment, finite_or_none, summarise
+from pfedlms.experiment.summary import best_of, environment, finite_or_none, out_of_patience, summarise
 from pfedlms.methods import METHODS
 from pfedlms.settings import CUSTOM
 
@@ -103,7 +103,8 @@ class ActiveRun(RunInfo):
             self._stored.delete_summary()
         # Only now: a checkpoint that is refused must not cut metrics.jsonl.
         self.metrics = self._stored.rewind_metrics(checkpoint["metrics_bytes"] if checkpoint else 0)
-        if is_best(self):  # the earlier process may have ended between its checkpoint and best.pt
+        self.stopping = out_of_patience(self.config, self.metrics)
+        if self._is_best:  # the earlier process may have ended between its checkpoint and best.pt
             self._stored.keep_best()
 
     def count(self, report: RoundReport) -> dict[str, Any]:
@@ -138,6 +139,8 @@ class ActiveRun(RunInfo):
         if self._stored is not None:
             self._stored.append_metrics(record)
         self.metrics.append(record)
+        if out_of_patience(self.config, self.metrics):
+            self.stop()
         return record
 
     def checkpoint(self) -> None:
@@ -161,10 +164,22 @@ class ActiveRun(RunInfo):
                 **self._counts,
                 "seconds": self.seconds,
             })  # fmt: skip
-            if is_best(self):
+            if self._is_best:
                 self._stored.keep_best()
-        elif is_best(self):
+        elif self._is_best:
             self.best_state = copy.deepcopy(self.federation.state())
+
+    @property
+    def _is_best(self) -> bool:
+        """Whether the latest round has the highest V-acc so far, and `train.patience` asks to keep its models."""
+        best = best_of(self.metrics) if self.config.train.patience else None
+        return best is not None and best["round"] == self.round
+
+    @property
+    def is_checkpoint_due(self) -> bool:
+        """After so many rounds, after the last one, and after the best so far."""
+        due = self.round % self.config.run.checkpoint_every == 0 or self.round == self.config.train.rounds
+        return due or self.stopping or self._is_best
 
     def summary(self, status: str) -> dict[str, Any]:
         """The summary, as if the run ended now; nothing is stored."""
@@ -264,7 +279,7 @@ def run_rounds(
 ) -> tuple[dict[str, Any], int]:
     """Train all remaining rounds; returns the summary, and the signal that asked to stop (0: none). `at_once` is for
     steps that take long and can be repeated: a signal interrupts them, and a checkpoint follows each."""
-    call = Callbacks([EarlyStopping(), SharedModelWarning(), *callbacks, Checkpoints(always=at_once)])
+    call = Callbacks([SharedModelWarning(), *callbacks])
     with (
         execution_settings(run.config),
         signals(at_once) as received_signal,
@@ -273,7 +288,7 @@ def run_rounds(
         run.restore(checkpoint)
         call("on_start", run)
         try:
-            interrupted = _train_rounds(run, call, received_signal)
+            interrupted = _train_rounds(run, call, received_signal, at_once)
             summary = run.finish("interrupted" if interrupted else "finished")
         except BaseException as error:
             _end_failed_run(error, run, call)
@@ -282,8 +297,8 @@ def run_rounds(
         return summary, received_signal()
 
 
-def _train_rounds(run: ActiveRun, call: Callbacks, received_signal: Callable[[], int]) -> bool:
-    """Train all remaining rounds; returns whether a signal interrupted them."""
+def _train_rounds(run: ActiveRun, call: Callbacks, received_signal: Callable[[], int], always: bool) -> bool:
+    """Train all remaining rounds, `always` with a checkpoint after each; returns whether a signal interrupted them."""
     last = run.config.train.rounds
     interrupted = False
     run.start()
@@ -298,6 +313,8 @@ def _train_rounds(run: ActiveRun, call: Callbacks, received_signal: Callable[[],
         if interrupted:
             run.stop()
         call("on_step", run)
+        if always or run.is_checkpoint_due:
+            run.checkpoint()
     return interrupted
 
 

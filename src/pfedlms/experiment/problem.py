@@ -76,26 +76,23 @@ class Problem:
         is_named = self.data is None or isinstance(self.data, str)
         return None if is_named else read(self.data, self.loss is not None)
 
-    def tables(self) -> Tables:
-        """The keys of a configuration that name the parts, or say that they were given in Python."""
+    def tables(self, settings: Mapping[str, Any]) -> Tables:
+        """The keys of a configuration that name the parts, or say that they were given in Python. `settings` beside
+        them must not name a second data set, or another number of clients than the data have."""
+        if self.data is not None and "dataset" in settings:
+            raise ConfigError([f"dataset: got {settings['dataset']!r} beside data; give one of them"])
         tables: Tables = {"data": {}, "model": {}, "train": {}}
         for name, (section, key) in _SETTING_OF.items():
             part = getattr(self, name)
             if part is not None:
                 tables[section][key] = part if isinstance(part, str) and section != "train" else CUSTOM
         if self.own_pool is not None and self.own_pool.client_indices:
-            tables["data"]["clients"] = len(self.own_pool.client_indices)
+            clients = tables["data"]["clients"] = len(self.own_pool.client_indices)
+            if settings.get("clients", clients) != clients:
+                raise ConfigError([f"clients: got {settings['clients']}, but data has {clients} clients; leave it out"])
             if self.own_pool.stride:  # the text of a new device is cut alike
                 tables["data"]["stride"] = self.own_pool.stride
         return tables
-
-    def check_settings(self, settings: Mapping[str, Any]) -> None:
-        """Refuse a second data set, and another number of clients than the data have."""
-        if self.data is not None and "dataset" in settings:
-            raise ConfigError([f"dataset: got {settings['dataset']!r} beside data; give one of them"])
-        clients = self.tables()["data"].get("clients")
-        if clients is not None and settings.get("clients", clients) != clients:
-            raise ConfigError([f"clients: got {settings['clients']}, but data has {clients} clients; leave it out"])
 
     def check_given(self, config: Config, *names: str, directory: object = None) -> None:
         """Refuse 'custom' for data, model, loss or metric (default: any) where none is given in Python. `directory` is
