@@ -201,43 +201,29 @@ def test_a_class_has_a_digest_of_its_code_and_what_it_uses() -> None:
 
 
 def test_functions_and_modules_have_digests_of_their_code_and_values() -> None:
+    """Also floats that NumPy lacks, variables without a value, and objects that hold each other."""
+
+    def before_it_is_assigned(outputs: Tensor, targets: Tensor) -> Tensor:
+        return outputs - later
+
     torch.manual_seed(0)
     smooth = nn.CrossEntropyLoss(reduction="none", label_smoothing=0.5)
     different = [
         lambda o, t: (o - t) ** 2, lambda o, t: 5 * (o - t) ** 2, scaled(1.0), scaled(2.0), Scaled(1.0), Scaled(2.0),
         Scaled(1.0).__call__, partial(half_accuracy), half_accuracy, wraps(half_accuracy)(scaled(1.0)), torch.sub,
         weighted(torch.ones(3)), weighted(torch.zeros(3)), nn.CrossEntropyLoss(reduction="none"), smooth,
-        Activation(torch.relu), Activation(torch.tanh), nn.Linear(2, 2), nn.Linear(2, 2), ("a", torch.sub),
-        ("b", torch.sub),
+        Activation(torch.relu), Activation(torch.tanh), nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2).bfloat16(),
+        ("a", torch.sub), ("b", torch.sub), holding_itself(), before_it_is_assigned,
     ]  # fmt: skip
-    assert len({digest(each) for each in different}) == len(different)
+    digests = {digest(each) for each in different}
+    later = 2.0
+    assert len(digests | {digest(before_it_is_assigned)}) == len(different) + 1
     assert digest(nn.Linear(2, 2), weights=False) == digest(nn.Linear(2, 2), weights=False)
     assert digest(scaled(1.0)) == digest(scaled(1.0))
     text = "digest(lambda outputs, targets: {'a', 'b', 'c'} and 3 * (outputs - targets) ** 2)"
     script = f"from pfedlms.experiment.digests import digest; print({text})"
     outputs = {subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout for _ in range(2)}
     assert outputs == {f"{eval(text)}\n"}  # in other processes, and without a file to read
-
-
-class Answering(dict[str, Any]):
-    """A dict whose keys are attributes, too; one that is missing is None."""
-
-    __getattr__ = dict.get
-
-
-def test_objects_that_hold_anything_have_a_digest() -> None:
-    """Floats that NumPy lacks, attributes of any name, variables without a value, and objects that hold each other."""
-
-    def before_it_is_assigned(outputs: Tensor, targets: Tensor) -> Tensor:
-        return outputs - later
-
-    empty = digest(before_it_is_assigned)
-    later = 2.0
-    layers = [nn.Linear(2, 2) for _ in range(40)]
-    for layer in layers:
-        layer.others = [layers]  # type: ignore[assignment]
-    objects = [nn.Linear(2, 2).bfloat16(), Answering(width=3), Answering(width=4), nn.Sequential(*layers)]
-    assert len({digest(each) for each in (*objects, before_it_is_assigned)} | {empty}) == 6
 
 
 class Activation(nn.Module):
@@ -249,6 +235,13 @@ class Activation(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.activation(x)
+
+
+def holding_itself() -> nn.Module:
+    layers = [nn.Linear(2, 2) for _ in range(40)]
+    for layer in layers:
+        layer.others = [layers]  # type: ignore[assignment]
+    return nn.Sequential(*layers)
 
 
 def scaled(factor: float) -> Callable[..., Tensor]:

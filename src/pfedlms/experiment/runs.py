@@ -268,12 +268,10 @@ class Run:
 
     def trained_models(self, best: bool = False) -> RunModels:
         """The models of the run: from memory, or from its folder."""
-        if best and self.directory is None:
-            if self._federation is None or self._best_state is None:
-                raise UsageError(f"best_models: {NO_BEST}")
-            return RunModels(self.config, self._federation, True, self._best_state)
-        if self._federation is not None and not best:
-            return RunModels(self.config, self._federation, True)
+        if best and self.directory is None and self._best_state is None:
+            raise UsageError(f"best_models: {NO_BEST}")
+        if self._federation is not None and (self.directory is None or not best):
+            return RunModels(self.config, self._federation, True, self._best_state if best else None)
         return load_models(self._stored, self.config, self.problem, best)
 
 

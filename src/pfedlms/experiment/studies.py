@@ -366,9 +366,6 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         raise RunDirectoryError(
             f"{directory}: got schema {schema!r}, expected {SCHEMA}; it is of another version of pfedlms"
         )
-    missing = [key for key in ("runs", "names", "axes", "by") if key not in manifest]
-    if missing:
-        raise RunDirectoryError(f"{directory}: {MANIFEST} has no {', '.join(missing)}")
     return manifest
 
 
