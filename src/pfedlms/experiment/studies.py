@@ -150,7 +150,7 @@ class Study:
 
     def to_pandas(self) -> Any:
         """One row per run, as in results.csv (extra `pandas`)."""
-        return data_frame(result_records(self.runs, self._planned_settings(self.runs)))
+        return data_frame(result_records(self.runs))
 
     def plot(self, file: str | Path) -> None:
         """Draw accuracy against bytes, or against the setting with the most values; PNG, SVG or PDF (extra
@@ -323,23 +323,15 @@ class Study:
                 "one table, name both in one call of pfedlms.study"
             )
 
-    def _planned_settings(self, runs: Sequence[Run]) -> list[Tables]:
-        """The planned settings of these runs, then of the remaining ones: so the list of settings in which runs differ
-        is the same before and after all have finished."""
-        planned = {(run.label, run.config.run.seed): run for run in self.planned}
-        listed = [planned.pop((run.label, run.config.run.seed), run) for run in runs]
-        return [run.settings for run in [*listed, *planned.values()]]
-
     def _write_results(self) -> None:
         """Write results.json and results.csv of all runs in the folder."""
         if self.directory is None or not self.runs:
             return
         runs = [*self.others, *self.runs]
-        settings = self._planned_settings(runs)
-        document = results_json(runs, settings, **({"axes": self.axes, "by": self.by} if self.axes else {}))
+        document = results_json(runs, **({"axes": self.axes, "by": self.by} if self.axes else {}))
         try:
             write_text(self.directory / "results.json", json.dumps(document, indent=2) + "\n")
-            write_text(self.directory / "results.csv", to_csv(result_records(runs, settings)))
+            write_text(self.directory / "results.csv", to_csv(result_records(runs)))
         except OSError as error:
             raise StorageError(self.directory, error.strerror or str(error)) from error
 
