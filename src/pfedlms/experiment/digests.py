@@ -25,7 +25,26 @@ def digest(part: Any, weights: bool = True) -> str:
     """A short digest of a module, a function, a class or another object: of the user's own code in it, and of the
     values that it holds. It is the same in every process with the same version of Python. Without `weights`, parameters
     of modules are left out."""
-    return hashlib.sha256(repr(_describe(part, weights, {})).encode()).hexdigest()[:12]
+    objects: list[Any] = []
+    numbers: dict[int, int] = {}
+
+    def refer(value: Any) -> Any:
+        """A value itself, or the number of an object, which is described once, since objects may hold each other."""
+        if isinstance(value, _PLAIN):
+            return value
+        if isinstance(value, tuple):
+            return tuple(map(refer, value))
+        if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+            return str(value.dtype), tuple(value.shape), _hash(value)
+        if id(value) not in numbers:
+            numbers[id(value)] = len(objects)
+            objects.append(value)
+        return "object", numbers[id(value)]
+
+    described = [refer(part)]
+    # `objects` grows by the objects inside while it is read.
+    described += [(_name(each), [refer(value) for value in _parts(each, weights)]) for each in objects]
+    return hashlib.sha256(repr(described).encode()).hexdigest()[:12]
 
 
 def is_own(part: Any) -> bool:
@@ -33,28 +52,23 @@ def is_own(part: Any) -> bool:
     return str(part.__module__).partition(".")[0] not in _OTHER_PACKAGES
 
 
-def _describe(part: Any, weights: bool, seen: dict[int, Any]) -> Any:
-    """What a digest is of. `seen` has the objects described so far, by id: they may hold each other."""
-    if isinstance(part, _PLAIN):
-        return part
-    if isinstance(part, torch.Tensor):
-        part = part.detach().cpu().reshape(-1).view(torch.uint8).numpy(), str(part.dtype), tuple(part.shape)
-    if isinstance(part, np.ndarray | np.generic):
-        return str(part.dtype), part.shape, hashlib.sha256(part.tobytes()).hexdigest()
+def _hash(values: Any) -> str:
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu().reshape(-1).view(torch.uint8).numpy()  # NumPy has no bfloat16
+    return hashlib.sha256(values.tobytes()).hexdigest()
+
+
+def _name(part: Any) -> str:
     name = getattr(part, "__name__", None)
-    name = name if isinstance(name, str) else type(part).__name__  # an object may answer anything
-    if not isinstance(part, tuple | CodeType):
-        if id(part) in seen:
-            return name
-        seen[id(part)] = part
-    described = [_describe(each, weights, seen) for each in _parts(part, weights)]
-    return name, sorted(map(repr, described)) if isinstance(part, set | frozenset) else described
+    return name if isinstance(name, str) else type(part).__name__  # an object may answer anything
 
 
 def _parts(part: Any, weights: bool) -> Iterable[Any]:
     """What an object consists of."""
-    if isinstance(part, list | tuple | set | frozenset):
+    if isinstance(part, list):
         return part
+    if isinstance(part, set | frozenset):
+        return sorted(repr(value) for value in part if isinstance(value, _PLAIN | tuple))
     if isinstance(part, Mapping):
         return part.items()
     if isinstance(part, MethodType):
