@@ -100,7 +100,7 @@ WRONG_CALLS = {
     "resume nothing": (["resume"], "DIR"),
     "too long a name to write": (["compare", *OPTIONS, "--out", "a" * 300], "File name too long"),
     "bits of no classes": (["bits", "--classes", "0"], "classes: got 0"),
-    "out is a file": (["run", *OPTIONS, "--out", "/proc/version"], "/proc/version: is a file, expected a folder"),
+    "out is a file": (["run", *OPTIONS, "--out", "/proc/version"], "/proc/version: cannot be written (File exists)"),
     "out in proc": (["compare", *OPTIONS, "--out", "/proc/pfedlms"], "/proc/pfedlms: cannot be written"),
 }
 
@@ -237,17 +237,6 @@ def test_dry_run_prints_plan_bytes_and_memory_and_writes_nothing(call: Any) -> N
     assert f"send {4 * 4 * PARAMETERS:,} bytes per round and 160 of framing" in words
     assert "Memory: about" in words
     assert ESCAPE not in done.out
-
-
-def test_dry_run_warns_about_a_ratio_that_keeps_one_entry_per_layer(call: Any) -> None:
-    """Layers of 1024 and 256 padded: the larger keeps two from 2 / 1024 on."""
-    tiny = (*ANY_METHOD, "--dry-run", "--method", "sketchvote", "--set")
-    shown = " ".join(call(*tiny, "method.ratio=1e-9").out.split())
-    assert "Note: method.ratio = 1e-09 keeps a single entry of every layer" in shown
-    assert "the largest layer keeps more from 0.002 on." in shown
-    notes = [json.loads(call(*tiny, f"method.ratio={each}", "--json").out)["notes"] for each in (0.0019, 0.002)]
-    assert [len(found) for found in notes] == [1, 0]
-    assert json.loads(call(*RUN, "--dry-run", "--json").out)["notes"] == []  # fedavg sketches nothing
 
 
 def test_warnings_are_one_line_without_the_source(call: Any) -> None:

@@ -150,8 +150,9 @@ def simulate_without(
 
 
 def comparable(record: dict[str, Any]) -> dict[str, Any]:
-    """Without the duration and the values that only a run on nodes has."""
-    return {key: value for key, value in record.items() if key not in ("seconds", "transport", "left_out", "weakened")}
+    """Without the duration and the values that only a run on nodes, or with a folder, has."""
+    omitted = ("seconds", "transport", "left_out", "weakened", "digests")
+    return {key: value for key, value in record.items() if key not in omitted}
 
 
 def check_same_run(fleet: Fleet, config: Config | None = None) -> None:

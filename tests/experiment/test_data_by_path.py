@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import shutil
 from pathlib import Path
@@ -11,12 +10,10 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from rich.console import Console
 from small import edit_config
 from torch import nn
 
 import pfedlms
-from pfedlms.cli import data as commands
 from pfedlms.cli import main
 from pfedlms.data.download import FILES, MIRRORS
 from pfedlms.errors import DataWarning
@@ -159,17 +156,3 @@ def test_download_names_files_that_exist_and_files_that_no_mirror_has(
     printed = capsys.readouterr()
     assert json.loads(printed.out) == {"dataset": "svhn", "files": [str(path)]}
     assert printed.err == f"{path}: is there, with the published checksum\n"
-
-
-def test_a_download_shows_a_progress_bar_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    for terminal in (True, False):
-        screen = io.StringIO()
-        console = Console(file=screen, width=200, force_terminal=terminal, color_system=None)
-        monkeypatch.setattr(commands, "Console", lambda console=console, **_: console)
-        bar = commands._Bar()
-        bar.total = 9000
-        bar.update(4096)
-        bar.reset()
-        bar.update(9000)
-        bar.close()
-        assert ("9.0/9.0 kB" in screen.getvalue()) == terminal

@@ -133,14 +133,14 @@ def test_a_torch_device_is_stored_by_its_name() -> None:
 
 def test_the_number_of_a_gpu_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for count, remedy in ((1, "1 GPU; use cuda:0"), (2, "2 GPUs; use cuda:0 or cuda:1"), (8, "use cuda:0 to cuda:7")):
+    for count, remedy in ((1, "1 GPUs; use cpu, auto, cuda:0"), (2, "use cpu, auto, cuda:0, cuda:1")):
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
         assert _device(f"cuda:{count - 1}") == torch.device("cuda", count - 1)
         with pytest.raises(UsageError, match=f"run.device: got 'cuda:{count}', but PyTorch finds .*{remedy}$"):
             _device(f"cuda:{count}")
     assert _device("auto") == _device("cuda") == torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UsageError, match=r"got 'cuda:1', but PyTorch finds no GPU here; set run\.device"):
+    with pytest.raises(UsageError, match=r"got 'cuda:1', but PyTorch finds no GPUs; use cpu, auto$"):
         _device("cuda:1")
     assert _device("cpu") == torch.device("cpu")
 
@@ -148,7 +148,7 @@ def test_the_number_of_a_gpu_is_checked(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_plan_names_classes_where_they_have_names() -> None:
     def plan_of(data: Any) -> tuple[dict[str, Any], str]:
         problem = Problem(data, lambda: nn.Linear(2, 12))
-        config = load_config(None, merge(problem.tables(), {"method": {"name": "local"}, "run": {"device": "cpu"}}))
+        config = load_config(None, merge(problem.tables({}), {"method": {"name": "local"}, "run": {"device": "cpu"}}))
         plan = plan_json(config, prepare(config, problem))
         return plan, plans.plan_table([plan]).intro
 

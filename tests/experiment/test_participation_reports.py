@@ -173,8 +173,5 @@ def test_messages_name_everything_that_is_needed_to_resume(
     assert main(["show", str(out)]) == 0
     command = f"pfedlms.resume({expected})" if call else f"pfedlms resume '{out}'"
     assert capsys.readouterr().err == f"after 1 round; all of it is saved. Resume with: {command}\n"
-    with pytest.raises(RunDirectoryError, match=re.escape(f"holds a run already; resume it by `{command}`")):
-        pfedlms.run(*given, method="fedavg", out=out, **QUICK)
-    (out / "config.toml").write_text("data = 3\n")  # damaged
-    with pytest.raises(RunDirectoryError, match="holds a run already; resume it by `pfedlms resume"):
+    with pytest.raises(RunDirectoryError, match=r"holds a run already; resume it by `pfedlms resume '.*my run'`"):
         pfedlms.run(*given, method="fedavg", out=out, **QUICK)

@@ -267,7 +267,7 @@ def test_a_corrupt_checkpoint_is_named_and_no_metrics_are_lost(
     assert_same_run(out, uninterrupted("fedavg", 6))
 
 
-@pytest.mark.parametrize("content", [[1, 2], {"schema": 2}, {"schema": 1}, {}, torch.zeros(3)])
+@pytest.mark.parametrize("content", [[1, 2], {"schema": 1}, {}])
 def test_a_file_that_is_not_a_checkpoint_is_refused(content: Any, tmp_path: Path) -> None:
     out = crashed_run(tmp_path / "run", method="fedavg")
     metrics = (out / "metrics.jsonl").read_bytes()

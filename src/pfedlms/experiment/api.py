@@ -56,9 +56,8 @@ def run(
     """
     method = method_in(config) if method is None else method
     problem = Problem.of(data, model, loss, metric)
-    problem.check_settings(settings)
     arguments = {"method": {"name": method}, "run": {"out": str(out)} if out else {}}
-    full_config = load_config(config, merge(from_keywords([method], settings), problem.tables(), arguments))
+    full_config = load_config(config, merge(from_keywords([method], settings), problem.tables(settings), arguments))
     with callbacks_with_progress(progress, callbacks) as all_callbacks:
         return raise_if_stopped(start_run(full_config, problem, all_callbacks))
 
@@ -106,10 +105,9 @@ def study(
     if method is not None and "method" in (grid or {}):
         raise UsageError(f"method: got {method!r} beside methods of the grid; give it there")
     problem = Problem.of(data, model, loss, metric)
-    problem.check_settings(settings)
     method = method or method_in(config)
     rows, axes = grid_rows(grid, method) if grid is not None else (cell_rows(cells or {}, method), {})
-    overrides = merge(from_keywords(methods_of(rows), settings), problem.tables())
+    overrides = merge(from_keywords(methods_of(rows), settings), problem.tables(settings))
     planned = plan_study(config, overrides, rows, axes, seeds, by, problem)
     with callbacks_with_progress(progress, callbacks) as all_callbacks:
         return raise_if_stopped(planned.start(Path(out) if out else None, all_callbacks, workers, seconds))
@@ -169,9 +167,8 @@ def resume(
     anything remains to be trained. `data_dir` is the folder of the data set's files, if they were moved. Ctrl-C is as
     in `run`, `workers` as in `study`."""
     stored = load(directory, data, model, data_dir=data_dir, loss=loss, metric=metric)
-    if isinstance(stored, Study):
-        return stored.resume(progress=progress, callbacks=callbacks, workers=workers)
-    return stored.resume(progress=progress, callbacks=callbacks)
+    options = {"workers": workers} if isinstance(stored, Study) else {}
+    return stored.resume(progress=progress, callbacks=callbacks, **options)
 
 
 def load(

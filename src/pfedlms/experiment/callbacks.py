@@ -1,4 +1,4 @@
-"""Callbacks of a run: progress on a screen, early stopping, checkpoints, tracking and the user's own."""
+"""Callbacks of a run: progress on a screen, tracking and the user's own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 from pfedlms.engine.reports import shared_model_problem
 from pfedlms.errors import UsageError
 from pfedlms.experiment.config import Config
-from pfedlms.experiment.summary import best_of, out_of_patience
 
 CALLBACK_METHODS = ("on_round", "on_evaluation", "on_end", "on_start", "on_step", "on_compile")
 
@@ -93,37 +92,6 @@ class SharedModelWarning(Callback):
             )
 
 
-class EarlyStopping(Callback):
-    """`train.patience`: ends a run when V-acc has not risen for so many evaluations. It depends on metrics alone, so a
-    resumed run stops in the same round."""
-
-    def on_start(self, run: RunInfo) -> None:
-        if out_of_patience(run.config, run.metrics):
-            run.stop()
-
-    def on_evaluation(self, run: RunInfo, record: Mapping[str, Any]) -> None:
-        self.on_start(run)
-
-
-class Checkpoints(Callback):
-    """`run.checkpoint_every`: saves a checkpoint after so many rounds, after the last round, and with `train.patience`
-    after the best round so far; with `always`, after every step."""
-
-    def __init__(self, always: bool = False) -> None:
-        self._always = always
-
-    def on_step(self, run: RunInfo) -> None:
-        due = run.round % run.config.run.checkpoint_every == 0 or run.round == run.config.train.rounds
-        if self._always or due or run.stopping or is_best(run):
-            run.checkpoint()
-
-
-def is_best(run: RunInfo) -> bool:
-    """Whether the latest round has the highest V-acc so far, and `train.patience` asks to keep its models."""
-    best = best_of(run.metrics) if run.config.train.patience else None
-    return best is not None and best["round"] == run.round
-
-
 class Callbacks:
     """Calls a method of several callbacks, in their order."""
 
@@ -154,8 +122,6 @@ def callbacks_with_progress(progress: bool | None, callbacks: Iterable[Any] | No
     from pfedlms.report.progress import progress_callbacks
 
     expected = "expected a list of objects with on_round, on_evaluation or on_end (see pfedlms.Callback)"
-    if isinstance(callbacks, str) or not isinstance(callbacks, Iterable | None):
-        raise UsageError(f"callbacks: got {callbacks!r}, {expected}")
     own_callbacks = list(callbacks or ())
     for callback in own_callbacks:
         if isinstance(callback, type) or not any(callable(getattr(callback, name, None)) for name in CALLBACK_METHODS):

@@ -74,7 +74,7 @@ def bits_table(
 
 def _bits_row(tables: Tables, classes: int | None, as_in_paper: bool) -> dict[str, Any]:
     config = load_config(None, tables)
-    NAMED_PROBLEM.check_python_objects(config, "data", "model")
+    NAMED_PROBLEM.check_given(config, "data", "model")
     if classes is not None and classes < 1:
         raise ConfigError([f"classes: got {classes}, expected at least 1"])
     method = method_of(config, classes, (3, 32, 32) if as_in_paper and config.model.name != "dnn" else None)
@@ -150,21 +150,8 @@ def plan_json(config: Config, federation: Federation) -> dict[str, Any]:
         "total_bytes": sum(sent.values()) * config.train.rounds,
         "estimated": is_estimate(federation.method),
         "catches_up": catches_up(config, federation.method),
-        "notes": _notes(config, federation),
         "memory_bytes": {"data": data.x.nbytes + data.y.nbytes, "clients": kept, "working": working},
     }
-
-
-def _notes(config: Config, federation: Federation) -> list[str]:
-    """Remarks on settings that are allowed, but probably not intended."""
-    layout, sketched = federation.method.sketched or (federation.model.layout, ())
-    pads = [layer.pad for layer in layout.layers]
-    if max(pads) == 1 or not sketched or max(sketched) > 1:
-        return []
-    return [
-        f"method.ratio = {config.settings.ratio:g} keeps a single entry of every layer, the fewest there can be; the "
-        f"largest layer keeps more from {2 / max(pads):.2g} on"
-    ]
 
 
 def holdings(config: Config) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dis
 import hashlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
@@ -16,111 +16,99 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+_PLAIN = str | int | float | complex | bytes | None
 _CONSTANTS = (str, int, float, complex, bytes, tuple, frozenset, torch.Tensor, np.ndarray)
-_DEPTH = 8  # how far objects inside objects are followed
+_OTHER_PACKAGES = ("pfedlms", "torch", "numpy", *sys.stdlib_module_names)
 
 
 def digest(part: Any, weights: bool = True) -> str:
-    """A short digest of a module, a function or another object: of its code, and of the values that it holds. It is the
-    same in every process with the same version of Python. Without `weights`, parameters of modules are left out."""
-    return _hash(repr(_describe(part, weights)).encode())[:12]
+    """A short digest of a module, a function, a class or another object: of the user's own code in it, and of the
+    values that it holds. It is the same in every process with the same version of Python. Without `weights`, parameters
+    of modules are left out."""
+    objects: list[Any] = []
+    numbers: dict[int, int] = {}
+
+    def refer(value: Any) -> Any:
+        """A value itself, or the number of an object, which is described once, since objects may hold each other."""
+        if isinstance(value, _PLAIN):
+            return value
+        if isinstance(value, tuple):
+            return tuple(map(refer, value))
+        if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+            return str(value.dtype), tuple(value.shape), _hash(value)
+        if id(value) not in numbers:
+            numbers[id(value)] = len(objects)
+            objects.append(value)
+        return "object", numbers[id(value)]
+
+    described = [refer(part)]
+    # `objects` grows by the objects inside while it is read.
+    described += [(_name(each), [refer(value) for value in _parts(each, weights)]) for each in objects]
+    return hashlib.sha256(repr(described).encode()).hexdigest()[:12]
 
 
-def class_digest(kind: type) -> str:
-    """A short digest of the code of a class of the user's own, of its bases and attributes, and of what they use of the
-    modules that these are in: classes, functions and constants. "" for a class of this package."""
-    modules = {kind.__module__} if _is_own(kind) else set[str]()
-    found: list[tuple[str, str]] = []
-    seen, waiting = set[int](), list[Any]([kind])
-    while waiting:
-        part = waiting.pop()
-        if part.__module__ in modules and id(part) not in seen:
-            seen.add(id(part))
-            used = list(_used_by_class(part) if isinstance(part, type) else _used_by_function(part))
-            parts = [value for _, value in used if isinstance(value, type | FunctionType)]
-            waiting += parts
-            constants = [(name, value) for name, value in used if isinstance(value, _CONSTANTS)]
-            if isinstance(part, type):  # its exchange and its functions may be of another module
-                modules |= {each.__module__ for each in parts if _is_own(each)}
-                code: Any = [each.__qualname__ for each in part.__bases__]
-            else:
-                without_docstring = tuple(each for each in part.__code__.co_consts if each != part.__doc__)
-                code = part.__code__.replace(co_consts=without_docstring)
-            found.append((part.__qualname__, repr(_describe((code, constants), True))))
-    return _hash(repr(sorted(found)).encode())[:12] if found else ""
+def is_own(part: Any) -> bool:
+    """Whether a class or function is of the user's own. Those of Python, PyTorch and NumPy are known by their names."""
+    return str(part.__module__).partition(".")[0] not in _OTHER_PACKAGES
 
 
-def _is_own(part: Any) -> bool:
-    """Whether a class or function is of the user's own. An abstract class that `type` made says that it is of `abc`."""
-    package = str(part.__module__).partition(".")[0]
-    return package in ("__main__", "abc") or package not in ("pfedlms", *sys.stdlib_module_names)
+def _hash(values: Any) -> str:
+    if isinstance(values, torch.Tensor):
+        values = values.detach().cpu().reshape(-1).view(torch.uint8).numpy()  # NumPy has no bfloat16
+    return hashlib.sha256(values.tobytes()).hexdigest()
 
 
-def _used_by_class(kind: type) -> Iterator[tuple[str, Any]]:
-    """Bases, functions and other attributes of a class, without what Python adds to it."""
-    yield from ((each.__qualname__, each) for each in kind.__bases__)
-    for name, value in vars(kind).items():
-        function = getattr(value, "__func__", None) or getattr(value, "fget", None) or getattr(value, "func", value)
-        if isinstance(function, FunctionType) or not name.startswith("_"):
-            yield name, function
+def _name(part: Any) -> str:
+    name = getattr(part, "__name__", None)
+    return name if isinstance(name, str) else type(part).__name__  # an object may answer anything
 
 
-def _used_by_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """What a function finds by name: defaults, variables of the function around it, and of its module."""
-    yield from (("defaults", function.__defaults__), *(function.__kwdefaults__ or {}).items())
-    yield from zip(function.__code__.co_freevars, map(_contents, function.__closure__ or ()), strict=True)
-    codes = [function.__code__]
-    for code in codes:  # which grows by the functions inside
-        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
-        # Names of attributes are in co_names, too: `cohort.params` does not use a variable `params` of a notebook.
-        names = {each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-        yield from ((name, function.__globals__[name]) for name in sorted(names & function.__globals__.keys()))
-
-
-def _hash(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def _describe(part: Any, weights: bool, above: tuple[int, ...] = ()) -> Any:
-    """What a digest is of. `above` are the ids of the objects that `part` is in; an object may hold one of these."""
-
-    def inside(*parts: Any) -> list[Any]:
-        return [_describe(each, weights, (*above, id(part))) for each in parts]
-
-    if isinstance(part, str | int | float | complex | bytes | None):
+def _parts(part: Any, weights: bool) -> Iterable[Any]:
+    """What an object consists of."""
+    if isinstance(part, list):
         return part
-    name = getattr(part, "__qualname__", None)
-    # An object may answer anything when it is asked for an attribute.
-    name = (name if isinstance(name, str) else type(part).__qualname__).rpartition("<locals>.")[2]
-    if len(above) == _DEPTH or id(part) in above or isinstance(part, type):
-        return name
-    if isinstance(part, torch.Tensor):
-        values = part.detach().cpu()
-        # NumPy has no bfloat16 and no floats of 8 bits.
-        part = (values.float() if values.is_floating_point() and values.itemsize < 4 else values).numpy()
-    if isinstance(part, np.ndarray | np.generic):
-        array = np.asarray(part)
-        return str(array.dtype), array.shape, _hash(array.tobytes())
-    if isinstance(part, Mapping):
-        return {str(key): inside(value) for key, value in part.items()}
     if isinstance(part, set | frozenset):
-        return sorted(map(repr, inside(*part)))
-    if isinstance(part, list | tuple):
-        return inside(*part)
-    if isinstance(part, CodeType):
-        return part.co_code, part.co_names, inside(*part.co_consts)
-    if isinstance(part, FunctionType):
-        cells = [_contents(cell) for cell in part.__closure__ or ()]
-        return name, inside(part.__code__, part.__defaults__, part.__kwdefaults__, cells)
+        return sorted(repr(value) for value in part if isinstance(value, _PLAIN | tuple))
+    if isinstance(part, Mapping):
+        return part.items()
     if isinstance(part, MethodType):
-        return inside(part.__func__, part.__self__)
+        return part.__func__, part.__self__
     if isinstance(part, partial):
-        return inside(part.func, part.args, part.keywords)
+        return part.func, part.args, part.keywords
+    if isinstance(part, CodeType):
+        return part.co_code, part.co_names, part.co_consts
+    if isinstance(part, FunctionType):
+        return _parts_of_function(part) if is_own(part) else ()
+    if isinstance(part, type):
+        return (part.__bases__, _attributes(part)) if is_own(part) else ()
+    values = getattr(part, "__dict__", {})
     if isinstance(part, nn.Module):
-        layers = part.named_modules()
-        return {path: (type(layer).__qualname__, *inside(*_parts(layer, weights))) for path, layer in layers}
-    call = getattr(type(part), "__call__", None)  # noqa: B004 - the function itself, where it is one of Python
-    return name, inside(call if isinstance(call, FunctionType) else None, getattr(part, "__dict__", {}))
+        values = {key: value for key, value in values.items() if not key.startswith("_") and key != "training"}
+        tensors = [*part.parameters(recurse=False), *part.buffers(recurse=False)] if weights else []
+        return type(part), values, dict(part.named_children()), [each for each in tensors if not is_lazy(each)]
+    if not is_own(type(part)):  # a logger, for instance, holds all others
+        values = {key: value for key, value in values.items() if isinstance(value, _PLAIN)}
+    return type(part), values
+
+
+def _parts_of_function(function: FunctionType) -> Iterable[Any]:
+    """Its code without the docstring, defaults, variables of the function around it, and what it uses of its module."""
+    code, used = function.__code__, dict[str, Any]()
+    codes = [code]
+    for each in codes:  # which grows by the functions inside
+        codes += [inner for inner in each.co_consts if isinstance(inner, CodeType)]
+        # Names of attributes are in co_names, too: `cohort.params` does not use a variable `params` of a notebook.
+        names = {step.argval for step in dis.get_instructions(each) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+        used |= {name: function.__globals__[name] for name in sorted(names & function.__globals__.keys())}
+    of_module = {
+        name: value
+        for name, value in used.items()
+        if isinstance(value, _CONSTANTS)
+        or (isinstance(value, type | FunctionType) and value.__module__ == function.__module__)
+    }
+    without_docstring = code.replace(co_consts=tuple(each for each in code.co_consts if each != function.__doc__))
+    cells = [_contents(cell) for cell in function.__closure__ or ()]
+    return without_docstring, function.__defaults__, function.__kwdefaults__, cells, of_module
 
 
 def _contents(cell: CellType) -> Any:
@@ -130,9 +118,11 @@ def _contents(cell: CellType) -> Any:
         return None
 
 
-def _parts(layer: nn.Module, weights: bool) -> tuple[Any, ...]:
-    """The code of a module, unless it is one of PyTorch's, its attributes, and its own parameters and buffers."""
-    is_custom = not type(layer).__module__.startswith("torch.")
-    attributes = {key: value for key, value in vars(layer).items() if not key.startswith("_") and key != "training"}
-    tensors = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)] if weights else []
-    return type(layer).forward if is_custom else None, attributes, [each for each in tensors if not is_lazy(each)]
+def _attributes(kind: type) -> dict[str, Any]:
+    """Functions and other attributes of a class, without what Python adds to it."""
+    attributes = {}
+    for name, value in vars(kind).items():
+        function = getattr(value, "__func__", None) or getattr(value, "fget", None) or getattr(value, "func", value)
+        if isinstance(function, FunctionType) or not name.startswith("_"):
+            attributes[name] = function
+    return attributes

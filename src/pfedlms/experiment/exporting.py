@@ -58,10 +58,7 @@ class RunModels:
         present = set(self.federation.present_ids)
         return () if self.has_data else tuple(k for k in range(self.federation.data.clients) if k not in present)
 
-    def model(self, client: int | None) -> StateDict:
-        """A client's model; for None the shared model."""
-        if client is None:
-            return self.shared() or {}
+    def model(self, client: int) -> StateDict:
         with self._state_loaded():
             return self.federation.client_state_dict(client, trains=self.has_data)
 
@@ -75,11 +72,8 @@ class RunModels:
             models = self.federation.models(trains=self.has_data)
             return [model for _, model in sorted(models, key=lambda pair: pair[0])]
 
-    def module(self, client: int | None) -> nn.Module:
-        """A client's model, for None the shared model, as a module on the CPU, ready to predict."""
-        return self._module(self.model(client))
-
-    def _module(self, state: StateDict) -> nn.Module:
+    def module(self, state: StateDict) -> nn.Module:
+        """A module with these weights, on the CPU, ready to predict."""
         module = copy.deepcopy(self.federation.model.module).cpu()
         module.load_state_dict(state)
         return module.eval()
@@ -104,7 +98,7 @@ class RunModels:
         own_data = match_input_type(model.module, own_data)
         criterion = problem.criterion(trial_outputs(model, own_data, self.config), own_data)
         with self._state_loaded():
-            return self._module(self.federation.personalise(own_data.to(model.device), criterion, local_steps))
+            return self.module(self.federation.personalise(own_data.to(model.device), criterion, local_steps))
 
     @contextmanager
     def _state_loaded(self) -> Iterator[None]:
@@ -123,20 +117,21 @@ class RunModels:
 
 def _read_data(data: Any, summary: Mapping[str, Any], stride: int, like: FederatedData, problem: Problem) -> Pool:
     """The data of a new device, read; a text is cut into windows as the run's text was."""
-    if not isinstance(data, str):
-        is_pool = isinstance(data, Pool | np.ndarray | torch.Tensor)  # `read` refuses a single array, as in `run`
-        pool = read(data if is_pool else [data], problem.loss is not None)
-        if len(pool.client_indices) > 1 or any(isinstance(own, tuple) for own in pool.client_indices):
+    if isinstance(data, str):
+        kind = summary.get("tokens")
+        if kind not in KINDS:
             raise DataError(
-                "data: got two data sets or those of several clients, expected all that one device trains on, (x, y)"
+                "data: got a text, but the run was not trained on characters or bytes; pass samples and labels, "
+                "(x, y), or pfedlms.data.texts({'me': text}, tokens=tokenizer)"
             )
-        return pool
-    kind = summary.get("tokens")
-    if kind not in KINDS:
-        own_tokens = "pass pfedlms.data.texts({'me': text}, tokens=tokenizer)"
-        remedy = own_tokens if kind else "pass samples and labels, (x, y)"
-        raise DataError(f"data: got a text, but the run was not trained on characters or bytes; {remedy}")
-    return texts({"data": data}, kind, like.shape[0], stride, vocabulary=summary["classes"])
+        return texts({"data": data}, kind, like.shape[0], stride, vocabulary=summary["classes"])
+    is_pool = isinstance(data, Pool | np.ndarray | torch.Tensor)  # `read` refuses a single array, as in `run`
+    pool = read(data if is_pool else [data], problem.loss is not None)
+    if len(pool.client_indices) > 1 or any(isinstance(own, tuple) for own in pool.client_indices):
+        raise DataError(
+            "data: got two data sets or those of several clients, expected all that one device trains on, (x, y)"
+        )
+    return pool
 
 
 def _device_data(pool: Pool, like: FederatedData, summary: Mapping[str, Any]) -> FederatedData:
@@ -144,9 +139,9 @@ def _device_data(pool: Pool, like: FederatedData, summary: Mapping[str, Any]) ->
     names = tuple(summary.get("classes") or map(str, range(like.classes)))
     if pool.tokens and pool.names != names:
         raise DataError("data: got another vocabulary than the run's; pass the text itself, or vocabulary=run.classes")
+    if not like.classes and pool.names:
+        raise DataError(f"data: got the classes {', '.join(pool.names)}, expected numbers, as the run had")
     if not like.classes:
-        if pool.names:
-            raise DataError(f"data: got the classes {', '.join(pool.names)}, expected numbers, as the run had")
         pool = replace(pool, classes=0)
     elif not pool.tokens:
         pool = replace(pool, y=class_numbers(pool, names), classes=len(names), names=names)
@@ -161,15 +156,9 @@ def load_models(stored: RunDirectory, config: Config, problem: Problem, best: bo
     directory = stored.path
     if stored.on_nodes:
         raise UsageError(
-            f"{directory}: this is a run on nodes, whose models are on the nodes, each in its state directory; "
-            "take one out there, with Node.model()"
+            f"{directory}: this is a run on nodes, whose models are on the nodes; take one out with Node.model()"
         )
-    if config.model.name == CUSTOM and problem.model is None:
-        raise UsageError(
-            f"{directory}: this run's model was given in Python; "
-            f"use pfedlms.load({str(directory)!r}, pfedlms.Problem(data, model)), "
-            f"or pfedlms.export({str(directory)!r}, 'model.pt', client=0, model=model)"
-        )
+    problem.check_given(config, "model")
     checkpoint = stored.load_checkpoint(best)
     if checkpoint is None:
         missing = NO_BEST if best else f"no checkpoint yet; `{resume_instruction(directory, config.tables())}` first"
@@ -230,20 +219,12 @@ def write_models(
     models: RunModels, summary: Mapping[str, Any], target: Path, client: int | str | None = None, shared: bool = False
 ) -> None:
     """See `Run.export`."""
-    if shared and client is not None:
-        raise UsageError("client: got a client and shared=True, expected one of them")
-    clients = models.federation.data.clients
-    number = None if client is None else client_number(client, summary)
-    is_single = shared or number is not None
-    if is_single and target.suffix not in SUFFIXES:
-        raise UsageError(
-            f"{target}: got the suffix {target.suffix!r}, expected .pt (a state dict for torch.load) or .onnx; it "
-            "decides the format"
-        )
-    if not is_single and target.suffix in SUFFIXES:
-        raise UsageError(f"{target}: got a file for the models of all clients, expected a folder; or name one client")
-    if shared and models.shared() is None:
-        raise UsageError(f"{models.config.method} has no shared model; name a client with client=K")
+    clients, is_single = models.federation.data.clients, shared or client is not None
+    number = None if shared or client is None else client_number(client, summary)
+    if is_single != (target.suffix in SUFFIXES):
+        expected = "expected a .pt (a state dict for torch.load) or .onnx file" if is_single else "expected a folder"
+        whose = "one model" if is_single else "the models of all clients"
+        raise UsageError(f"{target}: got the suffix {target.suffix!r} for {whose}, {expected}")
     stale = [] if shared else [k for k in models.untrained if number in (None, k)]
     if stale:
         who = f"client {client}" if client is not None else f"{len(stale)} of {clients} clients"
@@ -260,23 +241,26 @@ def write_models(
         **({"tokens": summary["tokens"]} if "tokens" in summary else {}),
         "normalisation": normalisation(models.config),
     }
+    text = json.dumps(about, indent=2) + "\n"
+    state = models.shared() if shared else None if number is None else models.model(number)
+    if shared and state is None:
+        raise UsageError(f"{models.config.method} has no shared model; name a client with client=K")
     try:
-        if target.suffix == ".onnx":
-            _write_onnx(models, target, number, about)
-        elif is_single:
-            state = models.model(number)
-            write_atomically(target, lambda file: torch.save(state, file))
-            write_text(target.with_suffix(".json"), json.dumps(about, indent=2) + "\n")
-        else:
+        if state is None:
             target.mkdir(parents=True, exist_ok=True)
-            for client_id, state in enumerate(models.models()):
-                write_atomically(target / f"client-{client_id}.pt", partial(torch.save, state))
-            write_text(target / "models.json", json.dumps(about, indent=2) + "\n")
+            for client_id, own in enumerate(models.models()):
+                write_atomically(target / f"client-{client_id}.pt", partial(torch.save, own))
+            write_text(target / "models.json", text)
+        elif target.suffix == ".onnx":
+            _write_onnx(models, state, target, about)
+        else:
+            write_atomically(target, partial(torch.save, state))
+            write_text(target.with_suffix(".json"), text)
     except (OSError, RuntimeError, ValueError) as error:
         raise UsageError(write_failure(target, error)) from error
 
 
-def _write_onnx(models: RunModels, file: Path, client: int | None, about: Mapping[str, Any]) -> None:
+def _write_onnx(models: RunModels, state: StateDict, file: Path, about: Mapping[str, Any]) -> None:
     try:
         import onnx
         import onnxscript  # noqa: F401 - torch.onnx needs it
@@ -284,18 +268,13 @@ def _write_onnx(models: RunModels, file: Path, client: int | None, about: Mappin
         raise UsageError(f"{file}: .onnx needs the extra onnx; install it with: pip install 'pfedlms[onnx]'") from error
     data = models.federation.data
     sample = torch.zeros(2, *data.shape, dtype=data.x.dtype)
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)  # else a line for every package that the exporter does not find
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the exporter, about its own future
-            program = torch.onnx.export(
-                models.module(client), (sample,), dynamo=True, verbose=False, input_names=["x"],
-                output_names=["outputs"], dynamic_shapes=({0: torch.export.Dim("batch")},),
-            )  # fmt: skip
-    finally:
-        logger.setLevel(level)
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # else a line for every package that it does not find
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter, about its own future
+        program = torch.onnx.export(
+            models.module(state), (sample,), dynamo=True, verbose=False, input_names=["x"],
+            output_names=["outputs"], dynamic_shapes=({0: torch.export.Dim("batch")},),
+        )  # fmt: skip
     assert program is not None
     proto = program.model_proto
     onnx.helper.set_model_props(proto, {"pfedlms": json.dumps(about)})

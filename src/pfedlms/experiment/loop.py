@@ -18,13 +18,13 @@ from pfedlms.data import FederatedData
 from pfedlms.data.sources import path_kind
 from pfedlms.engine import Evaluation, RoundReport, Traffic
 from pfedlms.errors import DivergedError, RunDirectoryError, RunError
-from pfedlms.experiment.callbacks import Callbacks, Checkpoints, EarlyStopping, RunInfo, SharedModelWarning, is_best
+from pfedlms.experiment.callbacks import Callbacks, RunInfo, SharedModelWarning
 from pfedlms.experiment.config import Config
-from pfedlms.experiment.digests import class_digest
+from pfedlms.experiment.digests import digest, is_own
 from pfedlms.experiment.prepare import NAMED_PROBLEM, execution_settings
 from pfedlms.experiment.problem import Problem, resume_call
 from pfedlms.experiment.store import RunDirectory
-from pfedlms.experiment.summary import environment, finite_or_none, is_same_result, summarise
+from pfedlms.experiment.summary import best_of, environment, finite_or_none, out_of_patience, summarise
 from pfedlms.methods import METHODS
 from pfedlms.settings import CUSTOM
 
@@ -103,7 +103,8 @@ class ActiveRun(RunInfo):
             self._stored.delete_summary()
         # Only now: a checkpoint that is refused must not cut metrics.jsonl.
         self.metrics = self._stored.rewind_metrics(checkpoint["metrics_bytes"] if checkpoint else 0)
-        if is_best(self):  # the earlier process may have ended between its checkpoint and best.pt
+        self.stopping = out_of_patience(self.config, self.metrics)
+        if self._is_best:  # the earlier process may have ended between its checkpoint and best.pt
             self._stored.keep_best()
 
     def count(self, report: RoundReport) -> dict[str, Any]:
@@ -138,6 +139,8 @@ class ActiveRun(RunInfo):
         if self._stored is not None:
             self._stored.append_metrics(record)
         self.metrics.append(record)
+        if out_of_patience(self.config, self.metrics):
+            self.stop()
         return record
 
     def checkpoint(self) -> None:
@@ -161,10 +164,22 @@ class ActiveRun(RunInfo):
                 **self._counts,
                 "seconds": self.seconds,
             })  # fmt: skip
-            if is_best(self):
+            if self._is_best:
                 self._stored.keep_best()
-        elif is_best(self):
+        elif self._is_best:
             self.best_state = copy.deepcopy(self.federation.state())
+
+    @property
+    def _is_best(self) -> bool:
+        """Whether the latest round has the highest V-acc so far, and `train.patience` asks to keep its models."""
+        best = best_of(self.metrics) if self.config.train.patience else None
+        return best is not None and best["round"] == self.round
+
+    @property
+    def is_checkpoint_due(self) -> bool:
+        """After so many rounds, after the last one, and after the best so far."""
+        due = self.round % self.config.run.checkpoint_every == 0 or self.round == self.config.train.rounds
+        return due or self.stopping or self._is_best
 
     def summary(self, status: str) -> dict[str, Any]:
         """The summary, as if the run ended now; nothing is stored."""
@@ -178,20 +193,28 @@ class ActiveRun(RunInfo):
 
     def _facts(self) -> dict[str, Any]:
         """What a summary says about data and model; with a folder, also what later calls compare with theirs."""
-        if self._stored is None:
-            return facts_of(self.federation)
-        data_fingerprint = fingerprint(self.config, self.federation.data)
-        return {
-            **facts_of(self.federation),
-            **({"data_fingerprint": data_fingerprint} if data_fingerprint else {}),
-            **({"problem_digests": self._digests} if self._digests else {}),
+        data, score = self.federation.data, self.federation.criterion.score
+        lists = {"classes": data.names, "client_names": data.client_names}
+        facts = {
+            "clients": data.clients,
+            **{key: list(names) for key, names in lists.items() if names},
+            "partition": data.scheme,
+            **({"tokens": data.tokens} if data.tokens else {}),
+            **({"metric": score} if score else {}),
+            "parameters": self.federation.model.layout.dim,
+            "environment": environment(self.federation.model.device),
         }
+        if self._stored is not None:
+            data_fingerprint = fingerprint(self.config, data)
+            facts |= {"data_fingerprint": data_fingerprint} if data_fingerprint else {}
+            facts["digests"] = self._digests
+        return facts
 
     def finish(self, status: str) -> dict[str, Any]:
         """Store the summary at the end of the run, and return it. A failed run ends without one if the disk is full."""
         summary = self.summary(status)
-        stored = self._stored.read_summary() if self._stored is not None else None
-        if stored is not None and is_same_result(stored, summary):
+        stored = (self._stored.read_summary() if self._stored is not None else None) or {}
+        if all(stored.get(key) == summary[key] for key in ("status", "rounds", "evaluations")):
             return stored  # a finished run was resumed: nothing was trained, so nothing changes
         if status == "finished":
             summary["everyone"] = self._everyone()
@@ -256,7 +279,7 @@ def run_rounds(
 ) -> tuple[dict[str, Any], int]:
     """Train all remaining rounds; returns the summary, and the signal that asked to stop (0: none). `at_once` is for
     steps that take long and can be repeated: a signal interrupts them, and a checkpoint follows each."""
-    call = Callbacks([EarlyStopping(), SharedModelWarning(), *callbacks, Checkpoints(always=at_once)])
+    call = Callbacks([SharedModelWarning(), *callbacks])
     with (
         execution_settings(run.config),
         signals(at_once) as received_signal,
@@ -265,7 +288,7 @@ def run_rounds(
         run.restore(checkpoint)
         call("on_start", run)
         try:
-            interrupted = _train_rounds(run, call, received_signal)
+            interrupted = _train_rounds(run, call, received_signal, at_once)
             summary = run.finish("interrupted" if interrupted else "finished")
         except BaseException as error:
             _end_failed_run(error, run, call)
@@ -274,8 +297,8 @@ def run_rounds(
         return summary, received_signal()
 
 
-def _train_rounds(run: ActiveRun, call: Callbacks, received_signal: Callable[[], int]) -> bool:
-    """Train all remaining rounds; returns whether a signal interrupted them."""
+def _train_rounds(run: ActiveRun, call: Callbacks, received_signal: Callable[[], int], always: bool) -> bool:
+    """Train all remaining rounds, `always` with a checkpoint after each; returns whether a signal interrupted them."""
     last = run.config.train.rounds
     interrupted = False
     run.start()
@@ -290,6 +313,8 @@ def _train_rounds(run: ActiveRun, call: Callbacks, received_signal: Callable[[],
         if interrupted:
             run.stop()
         call("on_step", run)
+        if always or run.is_checkpoint_due:
+            run.checkpoint()
     return interrupted
 
 
@@ -360,21 +385,6 @@ def raise_if_stopped(result: RunOrStudy) -> RunOrStudy:
     return result
 
 
-def facts_of(federation: Any) -> dict[str, Any]:
-    """What a summary says about data and model."""
-    data = federation.data
-    name_lists = {"classes": data.names, "client_names": data.client_names}
-    return {
-        "clients": data.clients,
-        **{key: list(names) for key, names in name_lists.items() if names},
-        "partition": data.scheme,
-        **({"tokens": data.tokens} if data.tokens else {}),
-        **({"metric": federation.criterion.score} if federation.criterion.score else {}),
-        "parameters": federation.model.layout.dim,
-        "environment": environment(federation.model.device),
-    }
-
-
 def load_into(
     federation: Any, checkpoint: Mapping[str, Any], config: Config, stored: RunDirectory,
     digests: Mapping[str, str], same_data: bool = True,
@@ -406,19 +416,21 @@ def load_into(
 
 def other_parts(facts: Mapping[str, Any], digests: Mapping[str, str]) -> str:
     """A sentence if a run, of which a summary or checkpoint has `facts`, had another model, loss, metric or method than
-    those with these digests; else "". Older versions wrote no digests, and other versions of Python have other ones."""
-    minor = platform.python_version_tuple()[:2]
-    has_same_python = facts.get("environment", {}).get("python", "").startswith(".".join(minor) + ".")
-    stored = facts.get("problem_digests", {}) if has_same_python else {}
-    names = [name for name in stored.keys() & digests.keys() if stored[name] != digests[name]]
+    those with these digests, or none; else "". Runs of earlier versions have no digests, and other versions of Python
+    give other ones."""
+    stored, python = facts.get("digests"), facts.get("environment", {}).get("python", "")
+    if stored is None:
+        return ""
+    is_same_python = python.split(".")[:2] == list(platform.python_version_tuple()[:2])
+    names = [name for name in digests if name not in stored or (is_same_python and stored[name] != digests[name])]
     names = ["code of its method" if name == "method" else name for name in names]
     return f"was trained with another {' and another '.join(sorted(names))} than given now" if names else ""
 
 
 def method_digest(config: Config) -> dict[str, str]:
     """The digest of the method of a run, if it is of the user's own."""
-    digest = class_digest(METHODS[config.method])
-    return {"method": digest} if digest else {}
+    method = METHODS[config.method]
+    return {"method": digest(method)} if is_own(method) else {}
 
 
 def fixed_settings(config: Config) -> dict[str, Any]:

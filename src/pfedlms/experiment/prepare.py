@@ -81,7 +81,7 @@ def prepare(config: Config, problem: Problem = NAMED_PROBLEM, shared: bool = Fal
 def build_parts(config: Config, data: Callable[[], FederatedData], problem: Problem = NAMED_PROBLEM) -> RunParts:
     """Model, data and criterion, checked together; `data` is called after everything else was checked."""
     device = _device(config.run.device)
-    problem.check_python_objects(config, "loss", "metric")
+    problem.check_given(config, "loss", "metric")
     warn_once(ineffective_settings(config))
     with execution_settings(config):
         client_data = data()
@@ -104,16 +104,14 @@ def build_parts(config: Config, data: Callable[[], FederatedData], problem: Prob
 
 
 def _device(name: str) -> torch.device:
-    has_gpu = torch.cuda.is_available()
-    if name.startswith("cuda") and not has_gpu:
-        raise UsageError(f"run.device: got {name!r}, but PyTorch finds no GPU here; set run.device to cpu or auto")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     kind, _, number = name.partition(":")
-    if number and int(number) >= (count := torch.cuda.device_count()):
-        names = " or ".join(f"cuda:{gpu}" for gpu in range(count)) if count < 3 else f"cuda:0 to cuda:{count - 1}"
-        raise UsageError(f"run.device: got {name!r}, but PyTorch finds {count} GPU{'s' * (count > 1)}; use {names}")
+    if kind == "cuda" and int(number or 0) >= count:
+        names = "".join(f", cuda:{gpu}" for gpu in range(count))
+        raise UsageError(f"run.device: got {name!r}, but PyTorch finds {count or 'no'} GPUs; use cpu, auto{names}")
     if kind == "auto":
-        return torch.device("cuda" if has_gpu else "cpu")
-    return torch.device(kind, int(number)) if number else torch.device(kind)
+        return torch.device("cuda" if count else "cpu")
+    return torch.device(name)
 
 
 def load_client_data(config: Config, problem: Problem) -> FederatedData:
@@ -139,7 +137,7 @@ def cache_data_sets() -> Iterator[None]:
 def load_named_pool(config: Config) -> Pool:
     """The data set that the configuration names, before it is partitioned."""
     chosen = config.data
-    NAMED_PROBLEM.check_python_objects(config, "data")
+    NAMED_PROBLEM.check_given(config, "data")
     source = chosen.dataset, chosen.dir or None, chosen.image_size, chosen.label_column, chosen.owner_column
     windows = Windows(chosen.tokens, chosen.window, chosen.stride, chosen.min_tokens)
     options: dict[str, Any] = {"text": chosen.text_column, "windows": windows}
@@ -196,12 +194,12 @@ def partition_pool(config: Config, pool: Pool) -> FederatedData:
     return partition(pool, how)
 
 
-def check_all_runs(configs: Sequence[Config], problem: Problem = NAMED_PROBLEM) -> CohortModel:
+def check_all_runs(configs: Sequence[Config], problem: Problem) -> None:
     """Check all runs of a study before the first one trains: data and model of the first, and the partitions of the
-    others; warn about settings without effect, once for all. Returns the model of the first."""
+    others; warn about settings without effect, once for all."""
     processes.refuse_multiple_processes("a study")
     first, *others = configs
-    model = prepare(first, problem).model
+    prepare(first, problem)
     warned = set(ineffective_settings(first))
     warn_once(text for config in others for text in ineffective_settings(config) if text not in warned)
     partitions, sections = {(first.data, first.run.seed)}, {first.data}
@@ -210,4 +208,3 @@ def check_all_runs(configs: Sequence[Config], problem: Problem = NAMED_PROBLEM) 
             load_client_data(config.quiet() if config.data in sections else config, problem)
             partitions.add((config.data, config.run.seed))
             sections.add(config.data)
-    return model

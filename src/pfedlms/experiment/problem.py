@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -77,47 +76,37 @@ class Problem:
         is_named = self.data is None or isinstance(self.data, str)
         return None if is_named else read(self.data, self.loss is not None)
 
-    def tables(self) -> Tables:
-        """The keys of a configuration that name the parts, or say that they were given in Python."""
+    def tables(self, settings: Mapping[str, Any]) -> Tables:
+        """The keys of a configuration that name the parts, or say that they were given in Python. `settings` beside
+        them must not name a second data set, or another number of clients than the data have."""
+        if self.data is not None and "dataset" in settings:
+            raise ConfigError([f"dataset: got {settings['dataset']!r} beside data; give one of them"])
         tables: Tables = {"data": {}, "model": {}, "train": {}}
         for name, (section, key) in _SETTING_OF.items():
             part = getattr(self, name)
             if part is not None:
                 tables[section][key] = part if isinstance(part, str) and section != "train" else CUSTOM
         if self.own_pool is not None and self.own_pool.client_indices:
-            tables["data"]["clients"] = len(self.own_pool.client_indices)
+            clients = tables["data"]["clients"] = len(self.own_pool.client_indices)
+            if settings.get("clients", clients) != clients:
+                raise ConfigError([f"clients: got {settings['clients']}, but data has {clients} clients; leave it out"])
             if self.own_pool.stride:  # the text of a new device is cut alike
                 tables["data"]["stride"] = self.own_pool.stride
         return tables
 
-    def check_settings(self, settings: Mapping[str, Any]) -> None:
-        """Refuse a second data set, and another number of clients than the data have."""
-        if self.data is not None and "dataset" in settings:
-            raise ConfigError([f"dataset: got {settings['dataset']!r} beside data; give one of them"])
-        clients = self.tables()["data"].get("clients")
-        if clients is not None and settings.get("clients", clients) != clients:
-            raise ConfigError([f"clients: got {settings['clients']}, but data has {clients} clients; leave it out"])
-
-    def check_can_resume(self, config: Config, directory: object) -> None:
-        """Refuse to resume a run or study without the objects that it was given in Python, or with others."""
+    def check_given(self, config: Config, *names: str, directory: object = None) -> None:
+        """Refuse 'custom' for data, model, loss or metric (default: any) where none is given in Python. `directory` is
+        that of a run or study to be resumed."""
         tables = config.tables()
         for name in given_in_python(tables):
-            if getattr(self, name) is None:
-                raise UsageError(
-                    f"{directory}: this run's {name} was given in Python; "
-                    f"resume it with {resume_call(directory, tables)}"
-                )
-        for name in ("loss", "metric"):
-            if getattr(self, name) is not None and getattr(config.train, name) != CUSTOM:
-                raise UsageError(f"{directory}: this run has no {name} of its own; leave {name} out")
-
-    def check_python_objects(self, config: Config, *names: str) -> None:
-        """Refuse 'custom' for data, model, loss or metric where none is given in Python."""
-        for name in set(given_in_python(config.tables())).intersection(names):
-            if getattr(self, name) is None:
-                what = {"data": "data", "model": "a model"}.get(name, "a function")
-                place = ".".join(_SETTING_OF[name])
-                raise UsageError(f"{place}: 'custom' stands for {what} given in Python; use pfedlms.run(…, {name}=…)")
+            if name not in (names or _SETTING_OF) or getattr(self, name) is not None:
+                continue
+            if directory:
+                call = resume_call(directory, tables)
+                raise UsageError(f"{directory}: this run's {name} was given in Python; resume it with {call}")
+            what = {"data": "data", "model": "a model"}.get(name, "a function")
+            place = ".".join(_SETTING_OF[name])
+            raise UsageError(f"{place}: 'custom' stands for {what} given in Python; pass it there, {name}=…")
 
     def digests(self) -> dict[str, str]:
         """Short digests of the model, the loss and the metric that were given in Python. Data have a fingerprint. The
@@ -141,7 +130,7 @@ class Problem:
             raise UsageError(
                 f"model: got {model!r}, expected the name of a model, an nn.Module, or a function that makes one"
             )
-        self.check_python_objects(config, "model")
+        self.check_given(config, "model")
         return build(config.model.name, data.shape, data.outputs, config.model.hidden, key)
 
     def criterion(self, outputs: torch.Tensor, data: FederatedData) -> Criterion:
@@ -208,7 +197,7 @@ def match_input_type(model: nn.Module, data: FederatedData) -> FederatedData:
     raise UsageError(
         f"model: fails on samples of shape {data.shape}, whole numbers from {low} to {high} ({as_integers}; as floats: "
         f"{as_floats}); expected a module that takes [batch, *{data.shape}], with embeddings of at least {high + 1} "
-        f"entries{', and no number below 0' * (low < 0)}"
+        "entries"
     )
 
 
@@ -236,25 +225,20 @@ def trial_outputs(model: CohortModel, data: FederatedData, config: Config) -> to
     except PfedlmsError:
         raise
     except Exception as error:  # it is the user's own and may raise anything
-        why = reason(error)
-        remedy = "; its parameters are float32 here, so leave casts to other types out of it" * ("dtype" in why)
-        if sample.is_floating_point() and _failure(model.module, sample.long()) is None:
-            remedy = "; it takes whole numbers, such as token ids: give samples as integers, x.astype(np.int64)"
         raise UsageError(
-            f"model: fails on samples of shape {data.shape} ({why}); "
-            f"expected a module that takes [batch, *{data.shape}]{remedy}"
+            f"model: fails on samples of shape {data.shape} and type {sample.dtype} ({reason(error)}); expected a "
+            f"module that takes [batch, *{data.shape}]"
         ) from error
-    got, count, own_loss = tuple(outputs.shape), len(sample), config.train.loss == CUSTOM
-    leading = (count, *data.y.shape[1:])
-    if not own_loss and (got[:-1] != leading or got[-1] < data.classes):
-        per = f"token of the vocabulary at each of {data.positions} positions" if data.tokens else "class"
-        remedy = "; name a model of text, gru or transformer" if data.tokens else _class_gap_remedy(data, got)
-        raise UsageError(
-            f"model: got outputs of shape {got} for {count} samples, expected "
-            f"({', '.join(map(str, leading))}, at least {data.classes}): one number per {per}{remedy}"
-        )
-    if own_loss and got[:1] != (count,):
-        raise UsageError(f"model: got outputs of shape {got} for {count} samples, expected ({count}, …)")
+    got, count = tuple(outputs.shape), len(sample)
+    if config.train.loss == CUSTOM:
+        is_fitting, expected = got[:1] == (count,), f"({count}, …)"
+    else:
+        leading = (count, *data.y.shape[1:])
+        is_fitting = got[:-1] == leading and got[-1] >= data.classes
+        per = "token of the vocabulary" if data.tokens else f"class, 0 to {data.classes - 1}"
+        expected = f"({', '.join(map(str, leading))}, at least {data.classes}): one number per {per}"
+    if not is_fitting:
+        raise UsageError(f"model: got outputs of shape {got} for {count} samples, expected {expected}")
     if config.train.batch_size == 1:
         check_batch_of_one(model.module, sample)
     if config.model.name == CUSTOM:
@@ -273,15 +257,3 @@ def _warn_of_body_after_head(model: CohortModel, sample: torch.Tensor, config: C
             "is called after it; register the layers in the order in which they are called",
             stacklevel=2,
         )
-
-
-def _class_gap_remedy(data: FederatedData, got: tuple[int, ...]) -> str:
-    """What to do if the model has enough outputs for the classes that occur, but not for the largest class number."""
-    numbers = np.unique(data.y.cpu().numpy()).tolist()
-    if len(got) != 2 or data.names or not len(numbers) <= got[1] < data.classes:
-        return ""
-    shown = ", ".join(map(str, numbers[:5])) + ", …" * (len(numbers) > 5)
-    return (
-        f". Of the class numbers 0 to {data.classes - 1} only {len(numbers)} occur ({shown}); if these are all, number "
-        "them without gaps: y = np.unique(y, return_inverse=True)[1]"
-    )

@@ -16,13 +16,13 @@ import torch
 from torch import nn
 
 from pfedlms.engine import Federation, Traffic, processes
-from pfedlms.errors import RunDirectoryError, StorageError, UsageError
+from pfedlms.errors import RunDirectoryError, UsageError
 from pfedlms.experiment.callbacks import callbacks_with_progress
 from pfedlms.experiment.config import Config, Tables, load_config, merge
 from pfedlms.experiment.exporting import NO_BEST, RunModels, StateDict, client_number, load_models, write_models
 from pfedlms.experiment.loop import ActiveRun, raise_if_stopped, run_rounds
 from pfedlms.experiment.prepare import NAMED_PROBLEM, execution_settings, prepare, with_normalisation
-from pfedlms.experiment.problem import Problem, resume_instruction
+from pfedlms.experiment.problem import Problem
 from pfedlms.experiment.store import RESTART_SERVER, RunDirectory
 from pfedlms.experiment.summary import one_line_summary, summarise
 from pfedlms.report.figures import accuracy_curves
@@ -62,9 +62,7 @@ class Run:
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         """One record per evaluation."""
-        metrics = self._stored.read_metrics()
-        self._stored.check_complete(metrics)
-        return metrics
+        return self._stored.read_metrics()
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -119,7 +117,8 @@ class Run:
     def model(self, client: int | str, best: bool = False) -> nn.Module:
         """The model of one client, by number or name: a module with its weights, on the CPU, ready to predict. It takes
         samples as they were trained on; `summary["normalisation"]` says how images become such samples."""
-        return self.trained_models(best).module(client_number(client, self.summary))
+        models = self.trained_models(best)
+        return models.module(models.model(client_number(client, self.summary)))
 
     def personalise(self, data: Any, *, local_steps: int | None = None, best: bool = False) -> nn.Module:
         """A model for a new device: the model that a client gets when it joins after the last round (the shared model,
@@ -203,16 +202,11 @@ class Run:
                 raise UsageError(f"{stored.path}: this is a run on nodes, which its server resumes; {RESTART_SERVER}")
             if self.finished:  # so the objects given in Python are not needed
                 return self
-            self.problem.check_can_resume(self.config, stored.path)
+            self.problem.check_given(self.config, directory=stored.path)
         if processes.rank():
             return self._train_as_follower(self.config.with_run(**overrides), None if new else stored)
-        try:
-            with stored or nullcontext():
-                return self._train_as_leader(stored, callbacks, new, profile, overrides)
-        except StorageError as error:
-            if self.has_started:
-                error.resume_with(f"`{resume_instruction(self.directory, self.settings)}`")
-            raise
+        with stored or nullcontext():
+            return self._train_as_leader(stored, callbacks, new, profile, overrides)
 
     def _train_as_leader(
         self, stored: RunDirectory | None, callbacks: Sequence[Any], new: bool, profile: bool, overrides: dict[str, Any]
@@ -269,12 +263,10 @@ class Run:
 
     def trained_models(self, best: bool = False) -> RunModels:
         """The models of the run: from memory, or from its folder."""
-        if best and self.directory is None:
-            if self._federation is None or self._best_state is None:
-                raise UsageError(f"best_models: {NO_BEST}")
-            return RunModels(self.config, self._federation, True, self._best_state)
-        if self._federation is not None and not best:
-            return RunModels(self.config, self._federation, True)
+        if best and self.directory is None and self._best_state is None:
+            raise UsageError(f"best_models: {NO_BEST}")
+        if self._federation is not None and (self.directory is None or not best):
+            return RunModels(self.config, self._federation, True, self._best_state if best else None)
         return load_models(self._stored, self.config, self.problem, best)
 
 

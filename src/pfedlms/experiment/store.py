@@ -14,19 +14,16 @@ import fcntl
 import filecmp
 import json
 import os
-import shlex
 import shutil
-import tomllib
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pfedlms.errors import RunDirectoryError, StorageError, resume_command
-from pfedlms.experiment.problem import resume_instruction
 from pfedlms.files import DISK_FULL, write_atomically, write_text
 
 SCHEMA = 2
@@ -34,11 +31,6 @@ RESTART_SERVER = "start the server again (./run.sh)"
 """How a run on nodes is resumed."""
 MANIFEST = "study.json"
 """The file that makes a folder the folder of a study."""
-_CHECKPOINT_KEYS = (
-    "metrics_bytes", "settings", "data", "cohort_size", "shape", "classes", "samples", "integers", "tokens", "facts",
-    "federation", "traffic", "rejected", "astray", "unheard", "seconds",
-)  # fmt: skip
-"""The keys that every checkpoint has."""
 
 
 class RunDirectory(ExitStack):
@@ -58,9 +50,8 @@ class RunDirectory(ExitStack):
             if is_study(self.path):
                 raise RunDirectoryError(f"{self.path}: holds a study already; name another out=DIR")
             if self.config.exists():
-                raise RunDirectoryError(f"{self.path}: holds a run already; {self._remedy()}, or name another out=DIR")
-            if self.path.exists() and not self.path.is_dir():
-                raise RunDirectoryError(f"{self.path}: is a file, expected a folder; name another out=DIR")
+                remedy = RESTART_SERVER if self.on_nodes else f"resume it by `{resume_command(self.path)}`"
+                raise RunDirectoryError(f"{self.path}: holds a run already; {remedy}, or name another out=DIR")
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock()
             write_text(self.config, config)
@@ -69,17 +60,6 @@ class RunDirectory(ExitStack):
             if getattr(error, "errno", None) in DISK_FULL:
                 raise StorageError(self.path, str(reason)) from error
             raise RunDirectoryError(f"{self.path}: cannot be written ({reason}); name another out=DIR") from error
-
-    def _remedy(self) -> str:
-        """How to resume the run that is there."""
-        if self.on_nodes:
-            return RESTART_SERVER
-        if (self.read_summary() or {}).get("status") == "finished":
-            return f"it is finished, `pfedlms show {shlex.quote(str(self.path))}` shows it"
-        with suppress(OSError, ValueError, AttributeError):  # the file may be of another version, or damaged
-            tables = tomllib.loads(self.config.read_text(encoding="utf-8"))
-            return f"resume it by `{resume_instruction(self.path, tables)}`"
-        return f"resume it by `{resume_command(self.path)}`"
 
     def open(self) -> None:
         """Lock an existing directory, to resume its run."""
@@ -151,9 +131,6 @@ class RunDirectory(ExitStack):
         try:
             state = load_tensors(path, torch.device("cpu"))
             schema = state["schema"]
-            missing = [key for key in _CHECKPOINT_KEYS if key not in state]
-            if schema == SCHEMA and missing:
-                raise KeyError(*missing)
         except Exception as error:  # damaged bytes can make the unpickler raise anything
             raise RunDirectoryError(f"{path}: cannot be read ({type(error).__name__}: {error}); {remedy}") from error
         if schema != SCHEMA:
@@ -186,18 +163,6 @@ class RunDirectory(ExitStack):
             raise RunDirectoryError(
                 f"{self._metrics}: cannot be read ({error}); delete it and checkpoint.pt to start this run over"
             ) from error
-
-    def check_complete(self, metrics: Sequence[Mapping[str, Any]]) -> None:
-        """Refuse the records of a finished run if they are not all that its summary counts. Of a run in progress the
-        summary may be older."""
-        summary = self.read_summary() or {}
-        expected, got = summary.get("evaluations"), len(metrics)
-        is_newer = bool(metrics) and metrics[-1]["round"] > summary.get("rounds", 0)
-        if summary.get("status") == "finished" and expected is not None and got != expected and not is_newer:
-            raise RunDirectoryError(
-                f"{self._metrics}: got {got} evaluations, expected {expected}, as summary.json has; put the whole file "
-                "back, or delete checkpoint.pt to start this run over"
-            )
 
     def delete_summary(self) -> None:
         """Delete the summary of an earlier process, before a run starts over."""

@@ -9,7 +9,7 @@ import signal
 import time
 import tomllib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -19,19 +19,17 @@ from typing import Any
 from pfedlms.errors import RunDirectoryError, RunError, StorageError, UsageError
 from pfedlms.experiment.callbacks import callbacks_with_progress
 from pfedlms.experiment.config import Config, Tables, load_config, setting_fields
-from pfedlms.experiment.loop import fingerprint, fixed_settings, method_digest, other_parts, raise_if_stopped
-from pfedlms.experiment.prepare import NAMED_PROBLEM, cache_data_sets, check_all_runs, load_client_data, prepare
+from pfedlms.experiment.loop import fixed_settings, method_digest, other_parts, raise_if_stopped
+from pfedlms.experiment.prepare import NAMED_PROBLEM, cache_data_sets, check_all_runs, load_client_data
 from pfedlms.experiment.problem import Problem, resume_instruction
 from pfedlms.experiment.runs import Run, data_frame, load_run, plot_curves
 from pfedlms.experiment.store import MANIFEST, is_study
 from pfedlms.experiment.workers import Outcomes, train_in_parallel
 from pfedlms.files import write_text
-from pfedlms.models import CohortModel
 from pfedlms.report import runs as reported
 from pfedlms.report.figures import by_setting
 from pfedlms.report.results import comparison, result_records, results_json
 from pfedlms.report.tables import Table, to_csv
-from pfedlms.settings import CUSTOM
 
 Axes = dict[str, list[Any]]
 """Settings, `section.key`, with the values they take."""
@@ -73,6 +71,10 @@ class Study:
     def settings(self) -> Tables:
         """The configuration of its first run, by section."""
         return self.planned[0].settings
+
+    @property
+    def _configs(self) -> list[Config]:
+        return [run.config for run in self.planned]
 
     @property
     def interrupted(self) -> bool:
@@ -148,7 +150,7 @@ class Study:
 
     def to_pandas(self) -> Any:
         """One row per run, as in results.csv (extra `pandas`)."""
-        return data_frame(result_records(self.runs, self._planned_settings(self.runs)))
+        return data_frame(result_records(self.runs))
 
     def plot(self, file: str | Path) -> None:
         """Draw accuracy against bytes, or against the setting with the most values; PNG, SVG or PDF (extra
@@ -185,32 +187,27 @@ class Study:
         deadline = time.monotonic() + seconds
         if workers < 1 or (workers > 1 and out is None):
             raise UsageError(f"workers: got {workers}, expected at least 1, and out=DIR where there are several")
-        model = check_all_runs([run.config for run in self.planned], self.planned[0].problem)
+        check_all_runs(self._configs, self.planned[0].problem)
         if out is None:
             runs = [Run(run.config.quiet().with_run(out=""), None, run.problem, run.label) for run in self.planned]
             return replace(self, planned=runs)._train(callbacks, workers, deadline)
-        return self._create_folder(out, model)._train(callbacks, workers, deadline)
+        return self._create_folder(out)._train(callbacks, workers, deadline)
 
-    def _check_same_problem(self, model: CohortModel, trained: Config, dataset: str = "") -> None:
+    def _check_same_problem(self, dataset: str = "") -> None:
         """Refuse a folder that has runs on other data, or of another model, loss, metric or code of a method given in
-        Python, than those given now: one table would show both. `model` is that of the configuration `trained`; runs on
-        other data sets may have another, since lazy layers fit the data. `dataset` is the data set of all runs, if they
-        have one."""
-        problem, runs = self.planned[0].problem, [*self.planned, *self.others]
-        digests = problem.digests()
-        fingerprints: dict[Any, str | None] = {}
-        for run in (run for run in runs if run.has_started):
-            summary, config = run.summary, run.config.quiet()
-            other = other_parts(summary, digests | method_digest(run.config))
-            is_same_data = config.data.dataset in (trained.data.dataset, dataset)
-            if is_same_data and config.model.name == CUSTOM and summary["parameters"] not in (0, model.layout.dim):
-                other = other or "was trained with another model than given now"
-            if "data_fingerprint" in summary and not other:
-                config = replace(config, data=replace(config.data, dataset=dataset or config.data.dataset))
-                key = config.data, config.run.seed
-                if key not in fingerprints:
-                    fingerprints[key] = fingerprint(config, load_client_data(config, problem))
-                if fingerprints[key] != summary["data_fingerprint"]:
+        Python, than those given now: one table would show both. `dataset` is the data set of all runs, if they have
+        one; its path may be another than before."""
+        problem = self.planned[0].problem
+        digests, fingerprints = problem.digests(), dict[Any, set[str]]()
+        for run in (run for run in [*self.planned, *self.others] if run.has_started):
+            other = other_parts(run.summary, digests | method_digest(run.config))
+            if "data_fingerprint" in run.summary and not other:
+                data, seed = replace(run.config.data, dataset=dataset or run.config.data.dataset), run.config.run.seed
+                if (data, seed) not in fingerprints:
+                    client_data = load_client_data(replace(run.config.quiet(), data=data), problem)
+                    as_floats = replace(client_data, x=client_data.x.float())  # as most models take whole numbers
+                    fingerprints[data, seed] = {client_data.fingerprint(), as_floats.fingerprint()}
+                if run.summary["data_fingerprint"] not in fingerprints[data, seed]:
                     other = "was trained on other data than given now"
             if other:
                 raise RunDirectoryError(f"{run.directory}: {other}; give the same as before, or name another out=DIR")
@@ -220,10 +217,9 @@ class Study:
         """Train every run of a folder that is not finished yet, for callers that look at `stopped` themselves."""
         remaining = [run for run in self.planned if not run.reload().finished]
         for run in remaining:
-            run.problem.check_can_resume(run.config, self.directory)
+            run.problem.check_given(run.config, directory=self.directory)
         if remaining:
-            first = remaining[0].config.quiet()
-            self._check_same_problem(prepare(first, remaining[0].problem).model, first)
+            self._check_same_problem()
         return self._train(callbacks, workers)
 
     def _train(self, callbacks: Sequence[Any] = (), workers: int = 1, deadline: float = float("inf")) -> Study:
@@ -275,10 +271,9 @@ class Study:
             warnings.warn(f"{run.label} seed {summary['seed']} {summary['status']}: {error}", stacklevel=3)
             return Run(run.config, run.directory, run.problem, run.label, None if run.directory else [], summary)
 
-    def _create_folder(self, out: Path, model: CohortModel) -> Study:
-        """The study with its folder, new or from earlier calls. study.json then has these runs beside those that it had
-        already. Runs of the same name must have the same settings, and all runs the same problem, which `model` is
-        of; nothing is written where they do not."""
+    def _create_folder(self, out: Path) -> Study:
+        """The study with its folder, new or from earlier calls: study.json then has these runs beside those that it had
+        already. Nothing is written where they do not belong into one table."""
         if (out / "config.toml").exists():
             raise RunDirectoryError(f"{out}: holds a run already; name another out=DIR")
         problem, folders = self.planned[0].problem, _folder_names(self.planned)
@@ -288,27 +283,7 @@ class Study:
             there, this = ("a sweep" if axes else "a comparison" for axes in (earlier["axes"], self.axes))
             raise RunDirectoryError(f"{out}: holds {there}, and this is {this}; name another out=DIR")
         stored = {name: load_config(None, tomllib.loads(text), stored=True) for name, text in earlier["runs"].items()}
-        for name in folders.keys() & stored.keys():
-            if differing := _differing_settings(folders[name].config, stored[name]):
-                raise RunDirectoryError(
-                    f"{out}: holds runs already, {name} with another {', '.join(differing)}; resume them with "
-                    f"`{resume_instruction(out, stored[name].tables())}`, or name another out=DIR"
-                )
-        for name, run in product(stored.keys() - folders.keys(), self.planned):
-            as_that = run.config.with_run(seed=stored[name].run.seed)
-            differing = _differing_settings(as_that, stored[name])
-            if earlier["names"].get(name) == run.label and differing:
-                raise RunDirectoryError(
-                    f"{out}: {name} is in the row {run.label!r}, but with another {', '.join(differing)}; name another "
-                    "out=DIR, or for both in one table, name both in one call of pfedlms.study"
-                )
-        configs = [run.config for run in self.planned]
-        for key, there, here in _differing_problem_settings(list(stored.values()), configs):
-            if key not in self.axes:
-                raise RunDirectoryError(
-                    f"{out}: holds runs with {key} = {there!r}, and this call has {here!r}; name another out=DIR, or "
-                    "for both in one table, name both in one call of pfedlms.study"
-                )
+        self._refuse_other_settings(out, stored, earlier["names"], folders)
         names = earlier["names"] | {name: run.label for name, run in folders.items()}
         texts = {name: run.config.with_run(out=str(out / name)).to_toml() for name, run in folders.items()}
         manifest = {"schema": SCHEMA, "axes": self.axes, "by": self.by, "names": names}
@@ -319,9 +294,9 @@ class Study:
         runs = {run.directory.name: run for run in stored_study.planned if run.directory}
         others = [run for run in stored_study.runs if run.directory and run.directory.name not in folders]
         study = replace(stored_study, runs=[], planned=[runs[name] for name in folders], others=others)
-        datasets = [{config.data.dataset for config in side} for side in (configs, stored.values())]
+        datasets = [{config.data.dataset for config in side} for side in (self._configs, stored.values())]
         is_varied = "data.dataset" in self.axes or any(len(names) > 1 for names in datasets)
-        study._check_same_problem(model, configs[0], "" if is_varied else configs[0].data.dataset)
+        study._check_same_problem("" if is_varied else self._configs[0].data.dataset)
         try:
             out.mkdir(parents=True, exist_ok=True)
             write_text(out / MANIFEST, json.dumps(manifest, indent=2) + "\n")
@@ -329,23 +304,34 @@ class Study:
             raise RunDirectoryError(f"{out}: cannot be written ({error.strerror}); name another out=DIR") from error
         return study
 
-    def _planned_settings(self, runs: Sequence[Run]) -> list[Tables]:
-        """The planned settings of these runs, then of the remaining ones: so the list of settings in which runs differ
-        is the same before and after all have finished."""
-        planned = {(run.label, run.config.run.seed): run for run in self.planned}
-        listed = [planned.pop((run.label, run.config.run.seed), run) for run in runs]
-        return [run.settings for run in [*listed, *planned.values()]]
+    def _refuse_other_settings(
+        self, out: Path, stored: dict[str, Config], labels: dict[str, str], folders: dict[str, Run]
+    ) -> None:
+        """Refuse a folder that has these rows with other settings, or only runs of another problem."""
+        for (name, there), (folder, run) in product(stored.items(), folders.items()):
+            is_same_row = name == folder or labels.get(name) == run.label
+            if is_same_row and (differing := _differing_settings(run.config.with_run(seed=there.run.seed), there)):
+                raise RunDirectoryError(
+                    f"{out}: holds runs already, {name} with another {', '.join(differing)}; resume them with "
+                    f"`{resume_instruction(out, there.tables())}`, or name another out=DIR"
+                )
+        this, earlier = (_problem_settings(configs) for configs in (self._configs, list(stored.values())))
+        differing = [key for key in this.keys() & earlier.keys() - self.axes.keys() if this[key] != earlier[key]]
+        if differing:
+            raise RunDirectoryError(
+                f"{out}: holds runs with another {', '.join(sorted(differing))}; name another out=DIR, or for both in "
+                "one table, name both in one call of pfedlms.study"
+            )
 
     def _write_results(self) -> None:
         """Write results.json and results.csv of all runs in the folder."""
         if self.directory is None or not self.runs:
             return
         runs = [*self.others, *self.runs]
-        settings = self._planned_settings(runs)
-        document = results_json(runs, settings, **({"axes": self.axes, "by": self.by} if self.axes else {}))
+        document = results_json(runs, **({"axes": self.axes, "by": self.by} if self.axes else {}))
         try:
             write_text(self.directory / "results.json", json.dumps(document, indent=2) + "\n")
-            write_text(self.directory / "results.csv", to_csv(result_records(runs, settings)))
+            write_text(self.directory / "results.csv", to_csv(result_records(runs)))
         except OSError as error:
             raise StorageError(self.directory, error.strerror or str(error)) from error
 
@@ -372,9 +358,6 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         raise RunDirectoryError(
             f"{directory}: got schema {schema!r}, expected {SCHEMA}; it is of another version of pfedlms"
         )
-    missing = [key for key in ("runs", "names", "axes", "by") if key not in manifest]
-    if missing:
-        raise RunDirectoryError(f"{directory}: {MANIFEST} has no {', '.join(missing)}")
     return manifest
 
 
@@ -421,15 +404,12 @@ def _differing_settings(planned: Config, stored: Config) -> list[str]:
     return [key for key in here | there if here.get(key) != there.get(key)]
 
 
-def _differing_problem_settings(stored: Sequence[Config], new: Sequence[Config]) -> Iterator[tuple[str, Any, Any]]:
-    """The settings of data, model, loss and metric in which all stored configurations agree, and all new ones, too, but
-    with another value: key, stored value and new value."""
+def _problem_settings(configs: Sequence[Config]) -> dict[str, Any]:
+    """The settings of data, model, loss and metric that all configurations have in common."""
     places = ("data.", "model.", "train.loss", "train.metric")
-    settings = [[fixed_settings(config) for config in configs] for configs in (stored, new)]
-    for key in settings[1][0] if stored else ():
-        there, here = ({each[key] for each in side if key in each} for side in settings)
-        if key.startswith(places) and len(there) == len(here) == 1 and there != here:
-            yield key, there.pop(), here.pop()
+    flat = [fixed_settings(config) for config in configs] or [{}]
+    common = {key: value for key, value in flat[0].items() if all(each.get(key) == value for each in flat)}
+    return {key: value for key, value in common.items() if key.startswith(places)}
 
 
 def _folder_names(runs: Sequence[Run]) -> dict[str, Run]:

@@ -26,7 +26,7 @@ def summarise(
     """The content of summary.json.
 
     Args:
-        facts: what is known of data and model, see `loop.facts_of`.
+        facts: what is known of data and model, see `ActiveRun._facts`.
         status: finished, interrupted, diverged or failed.
         totals: `round`, `bytes`, `seconds`, … at the end of the run, as in a line of metrics.jsonl.
     """
@@ -66,18 +66,11 @@ def summarise(
         "total_bytes": sum(sent.values()),
         **{key: totals[key] for key in ("rejected", "astray", "unheard", "seconds") if key in totals},
         "parameters": facts.get("parameters", 0),
-        **{key: facts[key] for key in ("data_fingerprint", "problem_digests") if key in facts},
+        **{key: facts[key] for key in ("data_fingerprint", "digests") if key in facts},
         **({"normalisation": constants} if constants else {}),
         **({"environment": facts["environment"]} if "environment" in facts else {}),
         **({"transport": totals["transport"]} if "transport" in totals else {}),
     }
-
-
-def is_same_result(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two summaries agree in all fields that both have, but for time and place, and for what is measured only
-    at the end of a run."""
-    not_compared = ("seconds", "everyone", "newcomers", "environment", "stages", "partition", "normalisation")
-    return all(one[key] == other[key] for key in one.keys() & other.keys() if key not in not_compared)
 
 
 def best_of(metrics: Metrics) -> Mapping[str, Any] | None:

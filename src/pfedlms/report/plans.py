@@ -72,7 +72,6 @@ def plan_table(documents: Sequence[Mapping[str, Any]]) -> Table:
         f"receive {sent['down_payload']:,} and {sent['down_framing']:,}; in the whole run "
         f"{document['total_bytes'] / MIB:,.2f} MiB{more}.",
         f"Memory: about {sizes['data']} of data, {sizes['clients']} kept by all clients, {sizes['working']} at work.",
-        *(f"Note: {note}." for note in document["notes"]),
     ]
     layers = [
         {key: value if isinstance(value, str) else f"{value:,}" for key, value in layer.items()}

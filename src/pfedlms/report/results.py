@@ -14,7 +14,6 @@ from pfedlms.report.runs import (
     REFERENCE,
     RunLike,
     Section,
-    Settings,
     best_combination,
     compare_settings,
     dataset_title,
@@ -176,12 +175,12 @@ def partition_text(summary: Summary, data: Mapping[str, Any]) -> str:
 _RUN_KEYS = ("method", "seed", "status")
 
 
-def results_json(runs: Sequence[RunLike], planned: Sequence[Settings] = (), **keys: Any) -> dict[str, Any]:
-    """The document of results.json: one entry per run, with the settings in which the runs differ. All `planned` runs
-    are compared, so that these settings stay the same until all runs are done. `keys` are added to the document."""
-    same, differing = compare_settings(planned or [run.settings for run in runs])
+def results_json(runs: Sequence[RunLike], **keys: Any) -> dict[str, Any]:
+    """The document of results.json: one entry per run, with the settings in which the runs differ. `keys` are added to
+    the document."""
+    same, differing = compare_settings([run.settings for run in runs])
     entries = []
-    for run, settings in zip(runs, differing, strict=False):
+    for run, settings in zip(runs, differing, strict=True):
         entry = {"name": run.label, **{key: run.summary[key] for key in _RUN_KEYS}, "settings": settings}
         for column in COLUMNS:
             outer, _, inner = column.path.partition(".")
@@ -195,9 +194,9 @@ def results_json(runs: Sequence[RunLike], planned: Sequence[Settings] = (), **ke
     return {"schema": 1, **keys, "settings": same, "runs": entries}
 
 
-def result_records(runs: Sequence[RunLike], planned: Sequence[Settings] = ()) -> list[dict[str, Any]]:
+def result_records(runs: Sequence[RunLike]) -> list[dict[str, Any]]:
     """One flat record per run, for results.csv and data frames."""
-    differing = compare_settings(planned or [run.settings for run in runs])[1]
+    differing = compare_settings([run.settings for run in runs])[1]
     keys = list(dict.fromkeys(key for settings in differing for key in settings))
     return [
         {
@@ -207,5 +206,5 @@ def result_records(runs: Sequence[RunLike], planned: Sequence[Settings] = ()) ->
             **{column.key: column.value(run.summary) for column in COLUMNS if column.path},
             "directory": run.directory.name if run.directory else None,
         }
-        for run, settings in zip(runs, differing, strict=False)
+        for run, settings in zip(runs, differing, strict=True)
     ]
