@@ -77,7 +77,7 @@ def chart(document: Mapping[str, Any]) -> Any:
         drawn = charts.chart_of(bins).mark_area(interpolate="step-after", opacity=0.35, line={"strokeWidth": 1})
         density = alt.Y("density:Q", stack=None, title="density" if not panels else None)
         colour = charts.row_colours(style, alt.Legend(orient="top", direction="vertical"))
-        tips = charts.tooltips("row:N", "weight:Q", "density:Q")
+        tips = ["row:N", "weight:Q", "density:Q"]
         drawn = drawn.encode(alt.X("weight:Q"), density, color=colour, tooltip=tips)
         panels.append(drawn.properties(width=220, height=200, title=f"round {stage['round']}"))
     marked = {stage["round"] for stage in document["stages"]}

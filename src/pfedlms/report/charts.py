@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -33,8 +34,8 @@ BLUE, ORANGE, GREEN, GREY = COLOURS[0], COLOURS[1], COLOURS[2], COLOURS[7]
 _METHOD_COLOURS = ("sketchvote", "fedavg", "pfedlms", "stc", "sketchmean", "eden", "pfed1bs", "local")
 """These methods have one of `COLOURS` each, in this order, and solid lines. Others share the colours, with dashes."""
 _DASHES: list[list[int]] = [[1, 0], [6, 3], [2, 3], [8, 3, 2, 3]]
-_LOOKS = len(COLOURS) * len(_DASHES)
 _LEVEL_DASH = [3, 4]
+_FONT = "system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 _SUFFIXES = (".png", ".svg", ".pdf", ".html", ".json")
 WIDTH, HEIGHT = 620, 320
 Records = Sequence[Mapping[str, Any]]
@@ -55,20 +56,14 @@ class Look:
 
 
 def looks(labels: Iterable[str]) -> dict[str, Look]:
-    """One look per label. A method has the same look in every figure: by its place among the methods, or by its name
-    if this process does not know it. Variants take the looks that are free."""
+    """One look per label. A method has the same look in every figure, by its place among the methods; other labels take
+    the looks that are free."""
     from pfedlms.methods import METHODS  # imports PyTorch, for which the help of a command need not wait
 
-    labels = list(dict.fromkeys(labels))
     known = list(dict.fromkeys([*_METHOD_COLOURS, *METHODS]))
-    places = {label: known.index(label) for label in labels if label in known}
-    others = (label for label in labels if label not in known)
-    # Names of methods come first and in their order, so that the look of a method does not depend on the variants.
-    for label in sorted(others, key=lambda label: (not label.isidentifier(), label * label.isidentifier())):
-        first = len(known) + crc32(label.encode()) % max(1, _LOOKS - len(known)) if label.isidentifier() else 0
-        free = (place for place in (*range(first, _LOOKS), *range(first)) if place not in places.values())
-        places[label] = next(free, _LOOKS + len(places))
-    return {label: Look.number(places[label]) for label in labels}
+    places = {label: known.index(label) if label in known else None for label in labels}
+    free = (place for place in count() if place not in places.values())
+    return {label: Look.number(next(free) if place is None else place) for label, place in places.items()}
 
 
 # --- a figure and its files ---
@@ -149,7 +144,7 @@ def apply_style(chart: Any) -> Any:
         "symbolStrokeWidth": 3, "symbolSize": 200,
     }  # fmt: skip
     return (
-        chart.configure(font="system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif")
+        chart.configure(font=_FONT, tooltipFormat={"numberFormat": ".4~r"})
         .configure_view(strokeWidth=0)
         .configure_axis(**axis)
         .configure_axisX(grid=False, tickCount=8, tickSize=4)
@@ -174,16 +169,6 @@ def row_colours(style: Mapping[str, Look], legend: Any) -> Any:
     alt = import_altair()
     scale = alt.Scale(domain=list(style), range=[look.colour for look in style.values()])
     return alt.Color("row:N", sort=None, scale=scale, legend=legend)
-
-
-def tooltips(*fields: str, **titles: str) -> list[Any]:
-    """What is shown under the pointer: fields with their type, such as `mean:Q`, some with another title."""
-    alt, number = import_altair(), {"format": ".4~r"}
-    names = {field: field.partition(":")[0] for field in fields}
-    return [
-        alt.Tooltip(field, title=titles.get(name, name), **(number if field.endswith(":Q") else {}))
-        for field, name in names.items()
-    ]
 
 
 def group_by_row(records: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
@@ -239,8 +224,9 @@ def line_chart(
     def visible(opacity: float) -> Any:
         return alt.condition(chosen, alt.value(opacity), alt.value(0.12 * opacity))
 
-    values = tooltips("mean:Q", "low:Q", "high:Q", mean=y, low="lowest", high="highest")
-    tips = [*tooltips("row:N", f"x:{kind}", x=x), *values]
+    titles = {"mean": y, "low": "lowest", "high": "highest"}
+    values = [alt.Tooltip(f"{name}:Q", title=title) for name, title in titles.items()]
+    tips = ["row:N", alt.Tooltip(f"x:{kind}", title=x), *values]
     lines = chart_of(point for row in by_row if row not in levels for point in _with_tips(by_row[row]))
     layers = [
         lines.mark_area(clip=True).encode(across, low, high, color=colour, opacity=visible(0.14)),
@@ -256,7 +242,7 @@ def line_chart(
         layers += [
             level.mark_rect(clip=True).encode(low, high, color=colour, opacity=visible(0.1)),
             level.mark_rule(strokeWidth=2).encode(
-                up, color=colour, strokeDash=dash, opacity=visible(1), tooltip=[tips[0], *values]
+                up, color=colour, strokeDash=dash, opacity=visible(1), tooltip=["row:N", *values]
             ),
         ]
     return alt.layer(*layers).properties(width=WIDTH, height=HEIGHT, title=title)
