@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,17 @@ from pfedlms.experiment.config import load_config
 from pfedlms.report.runs import Section
 
 KIB = 1024
+
+
+@dataclass
+class StoredRun:
+    """A run that only stores its values."""
+
+    label: str
+    summary: dict[str, Any]
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    directory: Path | None = None
 
 
 def make_summary(

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from studies import make_summary, section_of, write_comparison, write_sweep
+from studies import StoredRun, make_summary, section_of, write_comparison, write_sweep
 
 import pfedlms
 from pfedlms.errors import UsageError
 from pfedlms.report import results
 from pfedlms.report.results import COLUMNS, comparison, describe_runs
-from pfedlms.report.runs import Section, Spread, StoredRun
+from pfedlms.report.runs import Section, Spread
 from pfedlms.report.tables import Column, Table, table_from_records
 
 

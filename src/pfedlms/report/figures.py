@@ -37,7 +37,7 @@ def accuracy_curves(
 ) -> Figure | None:  # fmt: skip
     """A measure against `rounds`, or against the `bytes` that a client has sent and received: one line per row with its
     range over seeds. None where no run has the measure."""
-    by_row = charts.group_by_row(curves(runs, measure))
+    by_row = curves(runs, measure)
     drawn = sorted(by_row, key=lambda row: -by_row[row][-1]["mean"])[:_MAX_ROWS]
     if not drawn:
         return None

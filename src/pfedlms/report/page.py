@@ -16,7 +16,7 @@ from pfedlms.files import write_failure, write_text
 from pfedlms.report import figures
 from pfedlms.report.charts import DARK, LIGHT, Figure, Look, import_altair, looks
 from pfedlms.report.results import comparison, describe_runs
-from pfedlms.report.runs import RunLike, Section, best_combination, compare_settings, gains, is_percent, seed_of
+from pfedlms.report.runs import RunLike, Section, best_combination, compare_settings, gains, is_percent
 from pfedlms.report.tables import Column, Table, count_text
 
 
@@ -62,7 +62,7 @@ def _section_contents(sections: Sequence[Section], style: Mapping[str, Look]) ->
         table = comparison(section.runs)
         top = best_combination(section) if section.axes else None
         differing, shared = _settings_tables(section)
-        seeds = count_text(len({seed_of(run) for run in section.runs}), "seed")
+        seeds = count_text(len({run.summary["seed"] for run in section.runs}), "seed")
         contents.append({
             "section": section, "slug": slug, "table": table, "figures": _figures(section, table, style, all_runs),
             "about": " · ".join([section.kind, *describe_runs(section.runs, section.axes).values(), seeds]),
@@ -122,7 +122,7 @@ def _render(contents: Sequence[Mapping[str, Any]], style: Mapping[str, Look], le
         title=title, contents=contents, style=style, left_out=left_out, version=__version__, light=LIGHT, dark=DARK,
         colours=_COLOURS, count=sum(len(section.runs) for section in sections),
         csv=lambda figure: "data:text/csv;charset=utf-8;base64," + b64encode(figure.csv().encode()).decode(),
-        spec=_spec, raw=_json(_raw_data(sections, left_out)), vega=_vega(), seed_of=seed_of,
+        spec=_spec, raw=_json(_raw_data(sections, left_out)), vega=_vega(),
     )  # fmt: skip
 
 
