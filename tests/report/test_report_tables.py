@@ -126,9 +126,9 @@ def test_a_title_leaves_out_the_settings_of_the_sweep() -> None:
     data = {"dataset": "digits", "clients": 3, "alpha": 0.5, "partition": "auto"}
     run = StoredRun("local", make_summary("local", [60.0], clients=(1, 2, 3), partition="dirichlet"), {"data": data})
     model = "dnn, 18,910 parameters"
-    assert list(describe_runs([run], ["train.rounds"]).values()) == ["digits", model, "3 clients, α = 0.5"]
-    assert list(describe_runs([run], ["data.alpha"]).values()) == ["digits", model, "3 clients", "1 round"]
-    assert list(describe_runs([run], ["data.clients", "data.partition"]).values()) == ["digits", model, "1 round"]
+    assert describe_runs([run], ["train.rounds"]) == f"digits · {model} · 3 clients, α = 0.5"
+    assert describe_runs([run], ["data.alpha"]) == f"digits · {model} · 3 clients · 1 round"
+    assert describe_runs([run], ["data.clients", "data.partition"]) == f"digits · {model} · 1 round"
 
 
 def test_small_numbers_keep_their_digits() -> None:

@@ -15,8 +15,8 @@ from pfedlms.errors import UsageError
 from pfedlms.files import write_failure, write_text
 from pfedlms.report import figures
 from pfedlms.report.charts import DARK, LIGHT, Figure, Look, import_altair, looks
-from pfedlms.report.results import comparison, describe_runs
-from pfedlms.report.runs import RunLike, Section, best_combination, compare_settings, gains, is_percent
+from pfedlms.report.results import comparison
+from pfedlms.report.runs import RunLike, Section, compare_settings, gains, is_percent
 from pfedlms.report.tables import Column, Table, count_text
 
 
@@ -59,14 +59,12 @@ def _section_contents(sections: Sequence[Section], style: Mapping[str, Look]) ->
         stem = re.sub(r"[^a-z0-9]", "-", section.title.lower()).strip("-") or "runs"
         stems[stem] += 1
         slug = stem if stems[stem] == 1 else f"{stem}-{stems[stem]}"
-        table = comparison(section.runs)
-        top = best_combination(section) if section.axes else None
+        table = comparison(section.runs, section if section.axes else None)
         differing, shared = _settings_tables(section)
         seeds = count_text(len({run.summary["seed"] for run in section.runs}), "seed")
         contents.append({
             "section": section, "slug": slug, "table": table, "figures": _figures(section, table, style, all_runs),
-            "about": " · ".join([section.kind, *describe_runs(section.runs, section.axes).values(), seeds]),
-            "best": top.label if top else None, "differing": differing, "shared": shared,
+            "about": f"{section.kind} · {table.title} · {seeds}", "differing": differing, "shared": shared,
         })  # fmt: skip
     return contents
 
