@@ -11,7 +11,7 @@ from typing import Any
 import pfedlms
 from papers.pfedlms.experiments import Row, on, printed
 from pfedlms.report.runs import MIB
-from pfedlms.report.tables import Column, Table, count_text
+from pfedlms.report.tables import Column, Table, count_text, mib_text
 
 Runs = dict[str, list[pfedlms.Run]]
 """By the name of a cell or row, one run per seed."""
@@ -54,7 +54,7 @@ def _text(record: Mapping[str, Any], key: str, digits: str) -> str | None:
     elif main == "rounds":  # a mean over seeds
         text = f"{value:.0f}"
     elif main == "mib":
-        text = "0" if value == 0 else f"{value:.3g}" if value < 1 else f"{value:.2f}"
+        text = mib_text(value)
     else:
         text = f"{value:{digits}}" if isinstance(value, float) else str(value)
     return text + (f" ± {record[spread]:.2f}" if spread and record.get(spread) else "")

@@ -91,12 +91,12 @@ def by_setting(section: Section, title: str = "") -> Figure | None:
     points: list[dict[str, Any]] = []
     records = []
     for cell in scored:
-        others = [f"{key.partition('.')[2]} {value}" for key, value in cell.settings.items() if key != across]
-        row = ", ".join(filter(None, [cell.method, *others])) or section.by
+        others = [f"{key.partition('.')[2]} {cell.settings[key]}" for key in section.axes if key != across]
+        row = ", ".join(filter(None, [cell.settings.get("method"), *others])) or section.by
         value = cell.settings[across] if numeric else str(cell.settings[across])
         values = {"mean": cell.score, "low": min(cell.scores), "high": max(cell.scores)}
         points.append({"row": row, "x": value, **values})
-        records.append({**({"method": cell.method} if cell.method else {}), **cell.settings, **values})
+        records.append({**cell.settings, **values})
     best = max(points, key=lambda point: point["mean"])
     starred = {**best, "shown": score_text(best["mean"], section.runs[0].summary)}
     rows = charts.group_by_row(points)

@@ -30,12 +30,11 @@ def write_page(
     contents, page = _section_contents(sections, style), Path(file)
     if page.is_dir():
         raise UsageError(f"{page}: is a folder, expected a file to write; name one with -o report.html")
-    by_stem: dict[str, Figure] = {}
-    if figures is not None:
-        named = ((f"{part['slug']}-{figure.name}", figure) for part in contents for figure in part["figures"])
-        by_stem = {str(Path(figures, name)): figure for name, figure in named}
+    stems: dict[Path, Figure] = {}
+    for part in contents if figures is not None else ():
+        stems |= {Path(figures or "", f"{part['slug']}-{figure.name}"): figure for figure in part["figures"]}
     files = {page: _render(contents, style, left_out)}
-    files |= {Path(f"{stem}.csv"): figure.csv() for stem, figure in by_stem.items()}
+    files |= {stem.with_suffix(".csv"): figure.csv() for stem, figure in stems.items()}
     try:
         for path, text in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,11 +42,11 @@ def write_page(
                 path.write_text(text, encoding="utf-8")
             else:
                 write_text(path.resolve(), text)
-        for stem, figure in by_stem.items():
-            figure.save(f"{stem}.svg")
+        for stem, figure in stems.items():
+            figure.save(stem.with_suffix(".svg"))
     except OSError as error:
         raise UsageError(write_failure(file, error)) from error
-    return [*files, *(Path(f"{stem}.svg") for stem in by_stem)]
+    return [*files, *(stem.with_suffix(".svg") for stem in stems)]
 
 
 def _section_contents(sections: Sequence[Section], style: Mapping[str, Look]) -> list[dict[str, Any]]:
@@ -97,8 +96,8 @@ def _settings_tables(section: Section) -> tuple[Table | None, Table]:
     if not keys:
         return None, common
     if len(by_row) <= len(keys):  # whichever way takes fewer columns
-        columns = [Column("", "setting"), *(Column(f"row {label}", label, str) for label in by_row)]
-        records = [{"": key, **{f"row {label}": by_row[label].get(key) for label in by_row}} for key in keys]
+        columns = [Column("", "setting"), *(Column(label, label, str) for label in by_row)]
+        records = [{"": key, **{label: own.get(key) for label, own in by_row.items()}} for key in keys]
     else:
         columns = [Column("", " "), *(Column(key, key, str) for key in keys)]
         records = [{"": label, **settings} for label, settings in by_row.items()]

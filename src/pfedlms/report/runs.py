@@ -186,6 +186,7 @@ class Combination:
 
     label: str
     settings: dict[str, Any]
+    """Its values of the axes; with `method` where the label names one."""
     runs: list[RunLike]
     scores: list[float]
     """For each seed the mean of the last evaluations; empty if not all seeds finished."""
@@ -194,21 +195,18 @@ class Combination:
     def score(self) -> float | None:
         return mean(self.scores) if self.scores else None
 
-    @property
-    def method(self) -> str:
-        """The method at the begin of the label; empty where all combinations have the same one."""
-        swept = {key.partition(".")[2] for key in self.settings}
-        return " ".join(word for word in self.label.split(" ") if word.partition("=")[0] not in swept)
-
 
 def combinations(section: Section) -> list[Combination]:
     """The combinations of a sweep, in the order of its runs."""
     cells = []
     for label, row in rows_of_runs(section.runs).items():
-        axes = {key: row[0].settings[key.partition(".")[0]].get(key.partition(".")[2]) for key in section.axes}
+        settings, method = row[0].settings, label.partition(" ")[0]
+        own = {key: settings[key.partition(".")[0]].get(key.partition(".")[2]) for key in section.axes}
+        if own and method.partition(":")[0] == settings["method"]["name"]:
+            own = {"method": method, **own}
         scores: list[Any] = [(run.summary.get(MEASURES[section.by][1]) or {}).get("last10") for run in row]
         complete = all(run.summary["status"] == "finished" for run in row) and None not in scores
-        cells.append(Combination(label, axes, row, list(map(float, scores)) if complete else []))
+        cells.append(Combination(label, own, row, list(map(float, scores)) if complete else []))
     return cells
 
 
