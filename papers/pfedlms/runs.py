@@ -11,7 +11,7 @@ from typing import Any
 
 import pfedlms
 from papers.pfedlms.experiments import Settings, merged
-from papers.pfedlms.sheets import Runs, Sheet
+from papers.pfedlms.sheets import Runs, Sheets
 from pfedlms.errors import ConfigError, DataError, UsageError
 from pfedlms.methods import METHODS
 from pfedlms.report.tables import count_text
@@ -47,7 +47,7 @@ class Wanted:
 class Outcome:
     """The results of an experiment."""
 
-    sheets: list[Sheet] = field(default_factory=list)
+    sheets: Sheets = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     """Why cells have no run, by data set."""
     broken: int = 0
