@@ -21,7 +21,6 @@ from pfedlms.report.figures import cost
 from pfedlms.report.tables import Table
 
 Points = list[dict[str, Any]]
-DASHES = ([1, 0], [6, 3], [2, 3], [8, 3, 2, 3])
 TUNED = ("sketchmean, tuned", "stc, tuned", "sketchvote, tuned", "fedavg, tuned", "stc, not tuned", "fedavg, not tuned")
 COSTS = ("fedavg", "eden", "zsign", "obcsaa", "obda", "pfedlms", "fedproto", "sketchvote-r0.1", "pfed1bs")
 LAYERWISE, WHOLE = "a sketch for each layer", "one sketch for the whole model"
@@ -78,7 +77,7 @@ def by_bytes(setup: str = "a0.5") -> Any:
             own = {"s": "server step chosen", "r": f"ratio {rest[1:]}", "a": f"bytes of ratio {rest[4:]}"}
             name = ", ".join(filter(None, [method, own.get(rest[:1], "")]))
             drawn = sum(look.colour == looks([method])[method].colour for look in style.values())
-            style[name] = Look(looks([method])[method].colour, DASHES[drawn])
+            style[name] = Look(looks([method])[method].colour, Look.number(8 * drawn).dash)
             clients = next(iter(found[label].values()))["config"]["data"]["clients"]
             means = (
                 {key: each[key] for key in ("row", "x", "mean")} for each in curve(name, found[label], 1 / clients)

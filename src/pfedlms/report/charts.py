@@ -35,7 +35,6 @@ _METHOD_COLOURS = ("sketchvote", "fedavg", "pfedlms", "stc", "sketchmean", "eden
 """These methods have one of `COLOURS` each, in this order, and solid lines. Others share the colours, with dashes."""
 _DASHES: list[list[int]] = [[1, 0], [6, 3], [2, 3], [8, 3, 2, 3]]
 _LEVEL_DASH = [3, 4]
-_FONT = "system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 _SUFFIXES = (".png", ".svg", ".pdf", ".html", ".json")
 WIDTH, HEIGHT = 620, 320
 Records = Sequence[Mapping[str, Any]]
@@ -132,27 +131,29 @@ def save(chart: Any, file: str | Path) -> None:
         raise UsageError(write_failure(path, error)) from error
 
 
+_STYLE: dict[str, Any] = {
+    "font": "system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif",
+    "tooltipFormat": {"numberFormat": ".4~r"},
+    "view": {"strokeWidth": 0},
+    "axis": {
+        "labelColor": LIGHT["soft"], "titleColor": LIGHT["soft"], "titleFontWeight": "normal", "labelFontSize": 11,
+        "titleFontSize": 12, "gridColor": LIGHT["line"], "domainColor": LIGHT["line"], "tickColor": LIGHT["line"],
+        "labelOverlap": True,
+    },
+    "axisX": {"grid": False, "tickCount": 8, "tickSize": 4},
+    "axisY": {"domain": False, "ticks": False, "labelLimit": 200},
+    "legend": {
+        "title": None, "labelColor": LIGHT["ink"], "labelFontSize": 12, "labelLimit": 220, "symbolOpacity": 1,
+        "symbolStrokeWidth": 3, "symbolSize": 200,
+    },
+    "header": {"title": None, "labelColor": LIGHT["ink"], "labelFontSize": 12, "labelAnchor": "start"},
+    "title": {"color": LIGHT["ink"], "anchor": "start", "fontSize": 13},
+}  # fmt: skip
+
+
 def apply_style(chart: Any) -> Any:
     """The chart in the style of every figure."""
-    soft, ink, line = LIGHT["soft"], LIGHT["ink"], LIGHT["line"]
-    axis = {
-        "labelColor": soft, "titleColor": soft, "titleFontWeight": "normal", "labelFontSize": 11, "titleFontSize": 12,
-        "gridColor": line, "domainColor": line, "tickColor": line, "labelOverlap": True,
-    }  # fmt: skip
-    legend = {
-        "title": None, "labelColor": ink, "labelFontSize": 12, "labelLimit": 220, "symbolOpacity": 1,
-        "symbolStrokeWidth": 3, "symbolSize": 200,
-    }  # fmt: skip
-    return (
-        chart.configure(font=_FONT, tooltipFormat={"numberFormat": ".4~r"})
-        .configure_view(strokeWidth=0)
-        .configure_axis(**axis)
-        .configure_axisX(grid=False, tickCount=8, tickSize=4)
-        .configure_axisY(domain=False, ticks=False, labelLimit=200)
-        .configure_legend(**legend)
-        .configure_header(title=None, labelColor=ink, labelFontSize=12, labelAnchor="start")
-        .configure_title(color=ink, anchor="start", fontSize=13)
-    )
+    return chart.configure(**_STYLE)
 
 
 # --- pieces ---
