@@ -13,7 +13,7 @@ from typing import Any
 
 import study
 from regimes import SPARSE
-from tables import DATASETS, Row, Seeds, accuracies, mib
+from tables import DATASETS, Row, Seeds, accuracies, by_name, mib
 
 from pfedlms.report import charts
 from pfedlms.report.charts import Look, looks
@@ -28,11 +28,8 @@ LAYERWISE, WHOLE = "a sketch for each layer", "one sketch for the whole model"
 
 def rows_of(setup: str, *groups: str) -> dict[str, Seeds]:
     """The finished rows of a setup by label."""
-    found: dict[str, Seeds] = {}
-    for row in (row for group in groups for row in study.rows_in(study.RESULTS, group)):
-        if row["setup"] == setup and row["status"] == "finished":
-            found.setdefault(row["label"], {})[row["config"]["run"]["seed"]] = row
-    return found
+    rows = [row for group in groups for row in study.rows_in(study.RESULTS, group) if row["setup"] == setup]
+    return by_name(rows, lambda row: str(row["label"]))
 
 
 def ends(values: Sequence[float]) -> dict[str, float]:
