@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from pfedlms.cli.stored import sections_of
@@ -16,15 +16,8 @@ from pfedlms.report.runs import Section
 KIB = 1024
 
 
-@dataclass
-class StoredRun:
-    """A run that only stores its values."""
-
-    label: str
-    summary: dict[str, Any]
-    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
-    metrics: list[dict[str, Any]] = field(default_factory=list)
-    directory: Path | None = None
+def stored_run(label: str, summary: dict[str, Any], settings: Any = None, directory: Path | None = None) -> Any:
+    return SimpleNamespace(label=label, summary=summary, settings=settings or {}, metrics=[], directory=directory)
 
 
 def make_summary(
