@@ -36,6 +36,8 @@ REST = ("obda", "obcsaa", "obcsaa:downlink=sum", "fedproto", "eden", "zsign", "z
 """Rows of the paper's tables that `tables-DATASET` does not have."""
 SEEDS = (0, 1, 2)
 SWEEP_SEED = 10  # takes no part in the tables
+HELD_OUT = {"data.alpha": 0.5, "data.validation": 0.2}
+"""What cells have by which a setting is chosen."""
 STEPS = (1.0, 1.5, 2.0, 3.0)
 RATES = (0.03, 0.1, 0.3, 1.0)
 RATED = ("local", "fedavg", "pfedlms", "sketchvote", "sketchmean", "stc:gain=3")
@@ -222,32 +224,30 @@ def by_key(dataset: str, variant: str) -> dict[str, Any]:
 
 def own_settings(dataset: str, values: Mapping[str, Sequence[float]]) -> list[Cell]:
     """Methods with values of the setting that is to be chosen, with data set aside."""
-    held_out = {"data.alpha": 0.5, "data.validation": 0.2}
     return [
         Cell(f"own-{dataset}", dataset, "a0.5", f"{method}:{OWN[method][0]}={value:g}", SWEEP_SEED,
-             {**held_out, "method.name": method, f"method.{OWN[method][0]}": value}, priority=-1)
+             {**HELD_OUT, "method.name": method, f"method.{OWN[method][0]}": value}, priority=-1)
         for method, given in values.items() for value in given
     ]  # fmt: skip
 
 
 def equal(dataset: str) -> list[Cell]:
     """λ of pFedLMS and pFed1BS at each other's bytes, as multiples of what is shipped, with data set aside."""
-    held_out, cells = {"data.alpha": 0.5, "data.validation": 0.2}, []
+    cells = []
     for variant in ("pfed1bs@pfedlms", "pfedlms@pfed1bs"):
         own = by_key(dataset, variant)
         shipped = load_config(None, {"data": {"dataset": dataset}, "method": {"name": own["method.name"]}}).settings
         for times in (0.25, 1.0, 4.0):
-            settings = {**held_out, **own, "method.strength": times * shipped.strength}
+            settings = {**HELD_OUT, **own, "method.strength": times * shipped.strength}
             cells.append(Cell(f"equal-{dataset}", dataset, "a0.5", f"{variant}:{times:g}", SWEEP_SEED, settings))
     return cells
 
 
 def sweep(dataset: str, steps: Sequence[float]) -> list[Cell]:
     """FedAvg's server step, to be chosen by validation accuracy."""
-    held_out = {"data.alpha": 0.5, "data.validation": 0.2, "method.name": "fedavg"}
     return [
         Cell(f"sweep-{dataset}", dataset, "a0.5", f"fedavg-step{step:g}", SWEEP_SEED,
-             {**held_out, "method.server_step": step})
+             {**HELD_OUT, **FEDAVG, "method.server_step": step})
         for step in steps
     ]  # fmt: skip
 
@@ -255,10 +255,9 @@ def sweep(dataset: str, steps: Sequence[float]) -> list[Cell]:
 def gains(dataset: str) -> list[Cell]:
     """sketchvote's own settings, to be chosen by validation accuracy; those at the end go beyond the edge at which the
     best of the others lay on CIFAR-10."""
-    held_out = {"data.alpha": 0.5, "data.validation": 0.2, **SKETCHVOTE}
     return [
         Cell(f"gains-{dataset}", dataset, "a0.5", f"sketchvote-r0.1-gain{gain:g}-allocation{share:g}", SWEEP_SEED,
-             {**held_out, "method.gain": gain, "method.allocation": share}, priority=-1)
+             {**HELD_OUT, **SKETCHVOTE, "method.gain": gain, "method.allocation": share}, priority=-1)
         for share, gain in [*product((1.0, 0.7), (1.0, 1.5, 2.0, 3.0)), (0.7, 4.5), *product((0.5,), (2.0, 3.0, 4.5))]
     ]  # fmt: skip
 

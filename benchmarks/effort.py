@@ -220,21 +220,11 @@ def write(contests: Sequence[Contest], folders: Sequence[Path], file: Path, comm
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = study.parser_of(__doc__, threads=1)
     parser.add_argument("datasets", nargs="+", metavar="DATASET")
     parser.add_argument("--regimes", nargs="+", default=["10-of-100", "20-of-20"], choices=list(regimes.REGIMES))
-    parser.add_argument(
-        "--methods", nargs="+", choices=list(regimes.OWN), help="instead of those of the regime's table"
-    )
-    parser.add_argument("--data-dir", default="", help="folder of the data, or with a folder for each data set in it")
-    parser.add_argument("--out", type=Path, default=Path("runs/study"))
-    parser.add_argument("--done", type=Path, action="append", default=[])
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no trial after that")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--commit", default="")
-    parser.add_argument("--rounds", type=int, help=argparse.SUPPRESS)  # for trials of this script
+    methods = list(regimes.OWN)
+    parser.add_argument("--methods", nargs="+", choices=methods, help="instead of those of the regime's table")
     return parser.parse_args()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import study
 from regimes import SPARSE
-from tables import DATASETS, Row, Seeds, accuracies, mib
+from tables import DATASETS, Row, Seeds, accuracies, by_name, mib
 
 from pfedlms.report import charts
 from pfedlms.report.charts import Look, looks
@@ -21,7 +21,6 @@ from pfedlms.report.figures import cost
 from pfedlms.report.tables import Table
 
 Points = list[dict[str, Any]]
-DASHES = ([1, 0], [6, 3], [2, 3], [8, 3, 2, 3])
 TUNED = ("sketchmean, tuned", "stc, tuned", "sketchvote, tuned", "fedavg, tuned", "stc, not tuned", "fedavg, not tuned")
 COSTS = ("fedavg", "eden", "zsign", "obcsaa", "obda", "pfedlms", "fedproto", "sketchvote-r0.1", "pfed1bs")
 LAYERWISE, WHOLE = "a sketch for each layer", "one sketch for the whole model"
@@ -29,11 +28,8 @@ LAYERWISE, WHOLE = "a sketch for each layer", "one sketch for the whole model"
 
 def rows_of(setup: str, *groups: str) -> dict[str, Seeds]:
     """The finished rows of a setup by label."""
-    found: dict[str, Seeds] = {}
-    for row in (row for group in groups for row in study.rows_in(study.RESULTS, group)):
-        if row["setup"] == setup and row["status"] == "finished":
-            found.setdefault(row["label"], {})[row["config"]["run"]["seed"]] = row
-    return found
+    rows = [row for group in groups for row in study.rows_in(study.RESULTS, group) if row["setup"] == setup]
+    return by_name(rows, lambda row: str(row["label"]))
 
 
 def ends(values: Sequence[float]) -> dict[str, float]:
@@ -78,7 +74,7 @@ def by_bytes(setup: str = "a0.5") -> Any:
             own = {"s": "server step chosen", "r": f"ratio {rest[1:]}", "a": f"bytes of ratio {rest[4:]}"}
             name = ", ".join(filter(None, [method, own.get(rest[:1], "")]))
             drawn = sum(look.colour == looks([method])[method].colour for look in style.values())
-            style[name] = Look(looks([method])[method].colour, DASHES[drawn])
+            style[name] = Look(looks([method])[method].colour, Look.number(8 * drawn).dash)
             clients = next(iter(found[label].values()))["config"]["data"]["clients"]
             means = (
                 {key: each[key] for key in ("row", "x", "mean")} for each in curve(name, found[label], 1 / clients)

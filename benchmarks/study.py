@@ -195,27 +195,34 @@ def current_commit(options: argparse.Namespace) -> str:
     return known
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("groups", nargs="+", metavar="GROUP")
+def parser_of(description: str | None, threads: int) -> argparse.ArgumentParser:
+    """Options of all that runs cells."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", default="", help="folder of the data, or with a folder for each data set in it")
     parser.add_argument("--out", type=Path, default=Path("runs/study"), help="folder of the rows")
-    parser.add_argument("--choices", type=Path, help="effort.json, for groups whose settings it chose")
     parser.add_argument("--done", type=Path, action="append", default=[], help="another folder with rows to skip")
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads a worker; 0: cores over workers")
+    parser.add_argument(
+        "--threads", type=int, default=threads, help="CPU threads a worker; 0 in study.py: cores over workers"
+    )
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no cell after that")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--commit", default="", help="where there is no .git to ask")
+    parser.add_argument("--rounds", type=int, help=argparse.SUPPRESS)  # for trials of these scripts
+    return parser
+
+
+def parse() -> argparse.Namespace:
+    parser = parser_of(__doc__, threads=0)
+    parser.add_argument("groups", nargs="+", metavar="GROUP")
+    parser.add_argument("--choices", type=Path, help="effort.json, for groups whose settings it chose")
     parser.add_argument("--server-step", action="append", default=[], metavar="DATASET=VALUE")
     parser.add_argument("--steps", default=",".join(f"{step:g}" for step in cells.STEPS), help="of a sweep")
     parser.add_argument("--only", default="", metavar="REGEX", help="cells whose GROUP/CELL has a match in it")
     parser.add_argument("--again", action="store_true", help="repeat cells that failed")
     parser.add_argument("--collect", action="store_true")
     parser.add_argument("--list", action="store_true")
-    # For trials of this script: a few rounds, on a small data set.
-    parser.add_argument("--rounds", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--on", default="mnist", help=argparse.SUPPRESS)
+    parser.add_argument("--on", default="mnist", help=argparse.SUPPRESS)  # for trials on a small data set
     return parser.parse_args()
 
 

@@ -12,7 +12,7 @@ V-acc, P-acc and G-acc are means of the last 10 evaluations, or of the --last; Â
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import mean
@@ -70,12 +70,12 @@ def named(row: Row) -> str:
     return ", ".join([f"`{row['label']}`", *(f"{key.replace('_', ' ')} {value}" for key, value in shown.items())])
 
 
-def by_name(rows: Sequence[Row]) -> dict[str, Seeds]:
-    """Rows that finished: those of one label and the same settings together."""
+def by_name(rows: Sequence[Row], name: Callable[[Row], str] = named) -> dict[str, Seeds]:
+    """Rows that finished: those of one name together, by default those of one label and the same settings."""
     found: dict[str, Seeds] = {}
     for row in rows:
         if row["status"] == "finished":
-            found.setdefault(named(row), {})[row["config"]["run"]["seed"]] = row
+            found.setdefault(name(row), {})[row["config"]["run"]["seed"]] = row
     return found
 
 

@@ -395,7 +395,7 @@ def test_live_progress_shows_round_accuracy_bytes_and_time() -> None:
         pfedlms.run(method="fedavg", rounds=3, callbacks=[progress], **settings)
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue())
     last = shown.splitlines()[-1]
-    assert re.search(r"fedavg seed 0 .*3/3 P-acc +\d+\.\d\d %  G-acc +\d+\.\d\d % 0\.\d\d MiB 0:00:\d\d", last), last
+    assert re.search(r"fedavg seed 0 .*3/3 P-acc +\d+\.\d\d %  G-acc +\d+\.\d\d % 0\.\d+ MiB 0:00:\d\d", last), last
 
 
 def test_methods_check_takes_settings(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:

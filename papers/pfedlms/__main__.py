@@ -13,6 +13,7 @@ from rich.console import Console
 
 from papers.pfedlms.reproduce import DATASETS, NAMES, reproduce
 from papers.pfedlms.runs import Outcome, Wanted, read_rows
+from papers.pfedlms.sheets import flat
 from pfedlms.errors import PfedlmsError
 from pfedlms.report.tables import count_text
 
@@ -82,7 +83,8 @@ def _reproduce(options: argparse.Namespace) -> int:
             say(f"interrupted; {options.out} keeps what was finished. The same command resumes it.")
             return 128 + done[name].signal
     if options.json:
-        sheets = {sheet.name: sheet.records for own in done.values() for sheet in own.sheets if sheet.columns}
+        shown = [(name, table) for own in done.values() for name, table in own.sheets.items() if table.columns]
+        sheets = {name: list(map(flat, table.records)) for name, table in shown}
         print(json.dumps({"directory": str(options.out), "sheets": sheets}, indent=2))
     say(f"results: {options.out}")
     broken = sum(own.broken for own in done.values())
@@ -94,9 +96,9 @@ def _reproduce(options: argparse.Namespace) -> int:
 def _show(outcome: Outcome, as_json: bool) -> None:
     """The tables, and why cells have no run."""
     screen = Console() if Console().is_terminal else Console(width=1000)  # in a pipe nothing is cut
-    for sheet in outcome.sheets if not as_json else ():
-        if sheet.columns:
-            screen.print(sheet.table.rich(), highlight=False)
+    for table in outcome.sheets.values() if not as_json else ():
+        if table.columns:
+            screen.print(table.rich(), highlight=False)
     for dataset, reason in outcome.missing.items():
         say(f"{dataset}: cells stay open: {reason}")
 

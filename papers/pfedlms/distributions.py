@@ -12,8 +12,9 @@ import torch
 import pfedlms
 from papers.pfedlms.experiments import short_fedavg
 from papers.pfedlms.runs import Outcome, Wanted, gather
-from papers.pfedlms.sheets import Sheet, finished
+from papers.pfedlms.sheets import Sheets, columns_of, finished
 from pfedlms.report import charts
+from pfedlms.report.tables import Table
 
 ROUNDS = (0, 15, 99)
 """Counted from 0, as in the paper."""
@@ -46,7 +47,7 @@ def _densities(run: pfedlms.Run) -> dict[str, dict[str, Any]]:
     return found
 
 
-def sheets(dataset: str, document: Mapping[str, Any]) -> list[Sheet]:
+def sheets(dataset: str, document: Mapping[str, Any]) -> Sheets:
     """The deviation of every layer; and the bins, for figures of one's own."""
     layers = [(stage["round"], name, own) for stage in document["stages"] for name, own in stage["layers"].items()]
     records = [{"round": number, "layer": name, "deviation": own["deviation"]} for number, name, own in layers]
@@ -56,11 +57,8 @@ def sheets(dataset: str, document: Mapping[str, Any]) -> list[Sheet]:
         for low, high, density in zip(own["edges"][:-1], own["edges"][1:], own["density"], strict=True)
     ]
     name, title = f"distributions-{dataset}", f"{dataset}: weights of the shared model while FedAvg trains"
-    columns = {"layer": "layer", "round": "round", "deviation": "σ"}
-    return [
-        Sheet(name, title, records, columns, "σ: standard deviation.", ".3f"),
-        Sheet(f"{name}-points", "", bins, {}),
-    ]
+    columns = columns_of({"layer": "layer", "round": "round", "deviation": "σ"}, ".3f")
+    return {name: Table(columns, records, title, "σ: standard deviation."), f"{name}-points": Table([], bins)}
 
 
 def chart(document: Mapping[str, Any]) -> Any:
@@ -77,7 +75,7 @@ def chart(document: Mapping[str, Any]) -> Any:
         drawn = charts.chart_of(bins).mark_area(interpolate="step-after", opacity=0.35, line={"strokeWidth": 1})
         density = alt.Y("density:Q", stack=None, title="density" if not panels else None)
         colour = charts.row_colours(style, alt.Legend(orient="top", direction="vertical"))
-        tips = charts.tooltips("row:N", "weight:Q", "density:Q")
+        tips = ["row:N", "weight:Q", "density:Q"]
         drawn = drawn.encode(alt.X("weight:Q"), density, color=colour, tooltip=tips)
         panels.append(drawn.properties(width=220, height=200, title=f"round {stage['round']}"))
     marked = {stage["round"] for stage in document["stages"]}

@@ -11,12 +11,12 @@ from typing import Any
 from papers.pfedlms import distributions, sheets, theorem_sheets
 from papers.pfedlms.experiments import ALL, EXPERIMENTS, Row, cell, short_fedavg
 from papers.pfedlms.runs import Outcome, Wanted, gather
-from papers.pfedlms.sheets import Sheet, finished
+from papers.pfedlms.sheets import Sheets, finished, flat
 from papers.pfedlms.theorem import convergence
 from pfedlms.errors import DataError, UsageError, did_you_mean
 from pfedlms.methods import METHODS
 from pfedlms.report import charts, figures
-from pfedlms.report.tables import to_csv
+from pfedlms.report.tables import Table, to_csv
 
 OTHERS = {"communication": ALL, "distributions": ("mnist",), "convergence": ("digits", "mnist")}
 """Experiments that are not tables of training runs, and their data sets."""
@@ -48,22 +48,22 @@ def reproduce(name: str, wanted: Wanted) -> Outcome:
         except DataError as error:
             outcome.missing[dataset] = str(error)
             continue
-        outcome.sheets += made
-        for sheet in made:
-            _write(sheet, out)
+        outcome.sheets |= made
+        for sheet, table in made.items():
+            _write(table, out / sheet.replace("/", "-"))
         for suffix in (".png", ".svg") if chart is not None else ():
             charts.save(chart, out / f"{name}-{dataset.replace('/', '-')}{suffix}")
     return outcome
 
 
-def _made(name: str, dataset: str, wanted: Wanted, outcome: Outcome) -> tuple[list[Sheet], Any]:
+def _made(name: str, dataset: str, wanted: Wanted, outcome: Outcome) -> tuple[Sheets, Any]:
     """The sheets of a data set and the chart, if there is one and the extra `report` is installed."""
     if name == "communication":
-        return [sheets.communication(dataset, wanted.methods)], None
+        return {f"communication-{dataset}": sheets.communication(dataset, wanted.methods)}, None
     if name == "distributions":
         weights = distributions.distributions(dataset, wanted, outcome)
         if weights is None:
-            return [], None
+            return {}, None
         return distributions.sheets(dataset, weights), distributions.chart(weights) if DRAWING else None
     if name == "convergence":  # seed 0 alone: every gradient is one over all samples
         terms = convergence(dataset, wanted.out, wanted.data_dir, wanted.device, wanted.quick, wanted.say)
@@ -71,7 +71,7 @@ def _made(name: str, dataset: str, wanted: Wanted, outcome: Outcome) -> tuple[li
     return _table(name, dataset, wanted, outcome)
 
 
-def _table(name: str, dataset: str, wanted: Wanted, outcome: Outcome) -> tuple[list[Sheet], Any]:
+def _table(name: str, dataset: str, wanted: Wanted, outcome: Outcome) -> tuple[Sheets, Any]:
     """Rows of one data set, measured beside printed; `budget` adds FedAvg with the bytes of other methods."""
     plan = EXPERIMENTS[name]
     rows = plan.of(dataset, wanted.methods)
@@ -82,13 +82,13 @@ def _table(name: str, dataset: str, wanted: Wanted, outcome: Outcome) -> tuple[l
             (runs[label],) = gather(short_fedavg(dataset, plan.alpha, rounds), wanted, outcome).values()
             rows.append(Row(label, "fedavg"))
     if not any(runs.values()):
-        return [], None
+        return {}, None
     title = plan.title + ", a quick look" * wanted.quick
-    made = [sheets.against_paper(name, title, dataset, rows, runs)]
+    made = {f"{name}-{dataset}": sheets.against_paper(title, dataset, rows, runs)}
     if name not in ("curves", "budget"):
         return made, None
     gain = sheets.bytes_to_most_of_the_gain(dataset, runs) if name == "budget" else None
-    made += [gain] if gain is not None else []
+    made |= {f"gain-{dataset}": gain} if gain is not None else {}
     # Variants of a method lie close to it, so methods alone are drawn where there are several.
     plain = [label for label in runs if label in METHODS]
     drawn = [run for label in (plain if len(plain) > 1 else runs) for run in finished(runs[label])]
@@ -97,13 +97,13 @@ def _table(name: str, dataset: str, wanted: Wanted, outcome: Outcome) -> tuple[l
     return made, figure and figure.chart
 
 
-def _write(sheet: Sheet, out: Path) -> None:
-    """As CSV; a sheet that is shown as Markdown, too."""
-    texts = {".csv": to_csv(sheet.records), **({".md": sheet.table.markdown()} if sheet.columns else {})}
+def _write(table: Table, stem: Path) -> None:
+    """As CSV; a table that is shown as Markdown, too."""
+    texts = {".csv": to_csv(list(map(flat, table.records))), **({".md": table.markdown()} if table.columns else {})}
     for suffix, text in texts.items():
-        file = out / f"{sheet.name.replace('/', '-')}{suffix}"
+        file = stem.with_name(stem.name + suffix)
         try:
-            out.mkdir(parents=True, exist_ok=True)
+            file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
         except OSError as error:
             raise UsageError(f"{file}: cannot be written ({error.strerror}); name another --out") from error

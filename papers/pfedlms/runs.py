@@ -11,7 +11,7 @@ from typing import Any
 
 import pfedlms
 from papers.pfedlms.experiments import Settings, merged
-from papers.pfedlms.sheets import Runs, Sheet
+from papers.pfedlms.sheets import Runs, Sheets
 from pfedlms.errors import ConfigError, DataError, UsageError
 from pfedlms.methods import METHODS
 from pfedlms.report.tables import count_text
@@ -47,7 +47,7 @@ class Wanted:
 class Outcome:
     """The results of an experiment."""
 
-    sheets: list[Sheet] = field(default_factory=list)
+    sheets: Sheets = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     """Why cells have no run, by data set."""
     broken: int = 0
@@ -120,12 +120,10 @@ def _known(
 ) -> dict[tuple[str, int], pfedlms.Run]:
     """The runs of rows that have the settings of a cell, the first of several."""
     known: dict[tuple[str, int], pfedlms.Run] = {}
-    wanted = {_in_short(config.tables()) for config in configs.values()}
-    some = [row for row in rows if _in_short(row["config"]) in wanted]  # the others need not be checked
-    read = [(row, own) for row in some if (own := config_of(row)) is not None]
     for (name, seed), config in configs.items():
-        alike = (pair for pair in read if pair[1].method == config.method and pair[1].run.seed == seed)
-        found = next(((row, own) for row, own in alike if pfedlms.same_run(config, own)), None)
+        short = _in_short(config.tables())
+        alike = ((row, config_of(row)) for row in rows if _in_short(row["config"]) == short)
+        found = next(((row, own) for row, own in alike if own is not None and pfedlms.same_run(config, own)), None)
         if found is not None:
             row, own = found
             columns = zip(*row["curve"].values(), strict=True)

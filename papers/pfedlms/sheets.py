@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import hypot
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import pfedlms
 from papers.pfedlms.experiments import Row, on, printed
-from pfedlms.report.runs import MIB
-from pfedlms.report.tables import Column, Table, count_text
+from pfedlms.report.runs import MIB, Spread
+from pfedlms.report.tables import Column, Table, accuracy_text, count_text, mib_text
 
 Runs = dict[str, list[pfedlms.Run]]
 """By the name of a cell or row, one run per seed."""
+Sheets = dict[str, Table]
+"""Tables by the name of their files. One without columns is written and not shown."""
 WIDE = 2.0  # standard deviations
 SHARE = 0.9
 FRUGAL = ("sketchvote", "pfedlms")
@@ -22,93 +23,69 @@ _SHORTER = "fedavg, "
 """How the names of rows with fewer rounds of FedAvg begin."""
 
 
-@dataclass(frozen=True)
-class Sheet:
-    """Records of numbers, and the table that shows them."""
+def columns_of(heads: Mapping[str, str], digits: str) -> list[Column]:
+    """A column for each key, with its heading; `digits` is the format of numbers with a fraction."""
 
-    name: str
-    """The name of its files."""
-    title: str
-    records: list[dict[str, Any]]
-    columns: dict[str, str]
-    """Headings by the records' keys; `x ± y` shows two of them. Without columns the records are written and not
-    shown."""
-    note: str = ""
-    digits: str = ".2f"
-    """The format of numbers that have none of their own."""
+    def text(value: Any) -> str:
+        return f"{value:{digits}}" if isinstance(value, float) else str(value)
 
-    @property
-    def table(self) -> Table:
-        columns = [Column(key, heading) for key, heading in self.columns.items()]
-        records = [{key: _text(record, key, self.digits) for key in self.columns} for record in self.records]
-        return Table(columns, records, self.title, self.note)
+    return [Column(key, head, text) for key, head in heads.items()]
 
 
-def _text(record: Mapping[str, Any], key: str, digits: str) -> str | None:
-    main, _, spread = key.partition(" ± ")
-    value = record.get(main)
-    if value is None or isinstance(value, str):
-        return value
-    if main == "difference":
-        text = f"{value:+z.2f}".replace("-", "−") + " *" * bool(record.get("outside"))
-    elif main == "rounds":  # a mean over seeds
-        text = f"{value:.0f}"
-    elif main == "mib":
-        text = "0" if value == 0 else f"{value:.3g}" if value < 1 else f"{value:.2f}"
-    else:
-        text = f"{value:{digits}}" if isinstance(value, float) else str(value)
-    return text + (f" ± {record[spread]:.2f}" if spread and record.get(spread) else "")
+def flat(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record for CSV and JSON, with means and deviations apart."""
+    found: dict[str, Any] = {}
+    for key, value in record.items():
+        found |= {key: value.mean, f"{key}_deviation": value.deviation} if isinstance(value, Spread) else {key: value}
+    return found
+
+
+def difference_text(value: float) -> str:
+    return f"{value:+z.2f}".replace("-", "−")
 
 
 def finished(runs: Sequence[pfedlms.Run]) -> list[pfedlms.Run]:
     return [run for run in runs if run.summary["status"] == "finished"]
 
 
-def against_paper(name: str, title: str, dataset: str, rows: Sequence[Row], runs: Runs) -> Sheet:
+def against_paper(title: str, dataset: str, rows: Sequence[Row], runs: Runs) -> Table:
     """One record per row: the maximum over evaluations, as the paper reports it, the mean of the last ten, and the
     paper's number. `runs` are by label of the row."""
     records = []
     for row in rows:
         own = runs.get(row.label, [])
-        done, broken = finished(own), [run for run in own if run.summary["status"] != "finished"]
-        record: dict[str, Any] = {"row": row.label, "dataset": dataset, "seeds": len(done)}
-        if broken:
-            record["row"] += f" ({len(broken)} {broken[0].summary['status']})"
+        done, broken = finished(own), [run.summary["status"] for run in own if run.summary["status"] != "finished"]
+        name = f"{row.label} ({len(broken)} {broken[0]})" if broken else row.label
+        record: dict[str, Any] = {"row": name, "dataset": dataset, "seeds": len(done)}
         if done:
-            record |= _accuracies(done)
-        if row.printed is not None:
-            record |= {"paper": row.printed.mean, "paper_deviation": row.printed.deviation}
-            if done:
-                record["difference"] = record["max"] - row.printed.mean
-                # The deviation of a single seed is not known.
-                width = WIDE * hypot(row.printed.deviation or 0.0, record["max_deviation"]) if len(done) > 1 else 0.0
-                record["outside"] = bool(width) and abs(record["difference"]) > width
+            record |= {key: Spread.of(run.summary["accuracy"][key] for run in done) for key in ("max", "last10")}
+            shared = [run.summary["global_accuracy"]["last10"] for run in done if "global_accuracy" in run.summary]
+            record["global"] = mean(shared) if shared else None
+            record["mib"] = mean(sum(run.summary["bytes_per_round"].values()) for run in done) / MIB
+        record["paper"] = row.printed
+        if done and row.printed is not None:
+            record["difference"] = record["max"].mean - row.printed.mean
+            deviation = record["max"].deviation  # None: that of a single seed is not known
+            if deviation is not None and abs(record["difference"]) > WIDE * hypot(
+                row.printed.deviation or 0, deviation
+            ):
+                record["row"] += " *"
         records.append(record)
-    columns = {
-        "row": "method", "max ± max_deviation": "P-acc max", "paper ± paper_deviation": "paper",
-        "difference": "diff", "last10 ± last10_deviation": "last 10", "global": "G-acc", "mib": "MiB",
-    }  # fmt: skip
+    columns = [
+        Column("row", "method"), Column("max", "P-acc max", accuracy_text), Column("paper", "paper", accuracy_text),
+        Column("difference", "diff", difference_text), Column("last10", "last 10", accuracy_text),
+        Column("global", "G-acc", "{:.2f}".format), Column("mib", "MiB", mib_text),
+    ]  # fmt: skip
     note = (
         "Accuracy in %, ± over seeds; maximum over evaluations, as the paper reports it, and mean of the last ones, "
         "at most 10; G-acc of the same; MiB per round of all clients, framing included."
     )
-    if any(record.get("outside") for record in records):
+    if any(record["row"].endswith(" *") for record in records):
         note += f" *: more than {WIDE:g} standard deviations away."
-    return Sheet(f"{name}-{dataset}", f"{dataset}: {title}", records, columns, note)
+    return Table(columns, records, f"{dataset}: {title}", note)
 
 
-def _accuracies(done: Sequence[pfedlms.Run]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for which in ("max", "last10"):
-        values = [run.summary["accuracy"][which] for run in done]
-        found[which] = mean(values)
-        found |= {f"{which}_deviation": stdev(values)} if len(values) > 1 else {}
-    shared = [run.summary["global_accuracy"]["last10"] for run in done if "global_accuracy" in run.summary]
-    found |= {"global": mean(shared)} if shared else {}
-    return {**found, "mib": mean(sum(run.summary["bytes_per_round"].values()) for run in done) / MIB}
-
-
-def communication(dataset: str, methods: Sequence[str] = ()) -> Sheet:
+def communication(dataset: str, methods: Sequence[str] = ()) -> Table:
     """MiB per round of all clients, from messages that are encoded and decoded; payload alone, as the paper counts.
     Nothing is trained."""
     records: list[dict[str, Any]] = []
@@ -122,11 +99,12 @@ def communication(dataset: str, methods: Sequence[str] = ()) -> Sheet:
             record |= {"paper": own.mean, "difference": round(row["mib_per_round"], 2) - own.mean}
         records.append(record)
     note = "Up and down, payload (symbols and statistics) without framing, as the paper counts; 1 MiB is 2^20 bytes."
-    columns = {"row": "method", "mib": "MiB", "paper": "paper", "difference": "diff"}
-    return Sheet(f"communication-{dataset}", f"{dataset}: MiB per round", records, columns, note)
+    columns = [Column("row", "method"), Column("mib", "MiB", mib_text), Column("paper", "paper")]
+    columns += [Column("difference", "diff", difference_text)]
+    return Table(columns, records, f"{dataset}: MiB per round", note)
 
 
-def bytes_to_most_of_the_gain(dataset: str, runs: Runs) -> Sheet | None:
+def bytes_to_most_of_the_gain(dataset: str, runs: Runs) -> Table | None:
     """MiB until P-acc first reaches that of `local` plus 90 % of what FedAvg adds to it. Each seed is compared with its
     own two, because partitions differ by points. None where no seed has both."""
     alone, together = (_last10(runs, name) for name in ("local", "fedavg"))
@@ -146,14 +124,14 @@ def bytes_to_most_of_the_gain(dataset: str, runs: Runs) -> Sheet | None:
         if found and len(found) == len(reached):
             record |= {"rounds": mean(own[0] for own in found), "mib": mean(own[1] for own in found) / MIB}
         records.append(record)
-    columns = {"row": "method", "reached": "seeds", "rounds": "rounds", "mib": "MiB"}
+    columns = [Column("row", "method"), Column("reached", "seeds"), Column("rounds", "rounds", "{:.0f}".format)]
+    columns += [Column("mib", "MiB", mib_text)]
     means = [mean(values[seed] for seed in wanted) for values in (wanted, alone, together)]
     note = (
         f"P-acc of {means[0]:.2f} % on average: local has {means[1]:.2f}, FedAvg {means[2]:.2f} (last 10), each seed "
         "by its own. The first evaluation at or above it; MiB of all clients up to there, framing included."
     )
-    title = f"{dataset}: {100 * SHARE:.0f} % of FedAvg's gain over local"
-    return Sheet(f"gain-{dataset}", title, records, columns, note)
+    return Table(columns, records, f"{dataset}: {100 * SHARE:.0f} % of FedAvg's gain over local", note)
 
 
 def first_reaching(run: pfedlms.Run, wanted: float) -> tuple[int, int] | None:

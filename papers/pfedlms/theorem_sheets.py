@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from papers.pfedlms.sheets import Sheet
+from papers.pfedlms.sheets import Sheets, columns_of
 from papers.pfedlms.theorem import BASE, Record, setting_of
 from pfedlms.report import charts
 from pfedlms.report.charts import Look
+from pfedlms.report.tables import Table
 
 THEORY = {
     "strength": "λ", "refresh": "h", "rounds": "R", "left": "left", "bound_optimisation": "optimisation",
@@ -29,16 +30,17 @@ SERIES = {
 }
 
 
-def sheets(document: Record) -> list[Sheet]:
+def sheets(document: Record) -> Sheets:
     """The terms, the left side of `dnn`, and every round for figures of one's own."""
     name, title = f"convergence-{document['dataset']}", f"{document['dataset']}: the convergence theorem"
     note = "Each term of the bound, then as measured (real); by norm: with the largest ‖θ‖ for B_θ."
     used = "λ, h and η as shipped; the mean over the measured rounds, the first and the last of them."
-    return [
-        Sheet(name, f"{title}, softmax regression", document["rows"], THEORY, note, ".3g"),
-        Sheet(f"{name}-dnn", f"{title}, its left side on dnn", practice_records(document), PRACTICE, used, ".3g"),
-        Sheet(f"{name}-points", "", by_round(document), {}),
-    ]
+    practice = columns_of(PRACTICE, ".3g")
+    return {
+        name: Table(columns_of(THEORY, ".3g"), document["rows"], f"{title}, softmax regression", note),
+        f"{name}-dnn": Table(practice, practice_records(document), f"{title}, its left side on dnn", used),
+        f"{name}-points": Table([], by_round(document)),
+    }
 
 
 def practice_records(document: Record) -> list[Record]:

@@ -16,7 +16,7 @@ from papers.pfedlms import distributions
 from papers.pfedlms.experiments import EXPERIMENTS, Row, cell, cost, equal_rate, paper, settings_of, taken
 from papers.pfedlms.reproduce import reproduce
 from papers.pfedlms.runs import Outcome, Wanted, config_of, gather, read_rows
-from papers.pfedlms.sheets import against_paper, bytes_to_most_of_the_gain, frugal_fedavg
+from papers.pfedlms.sheets import against_paper, bytes_to_most_of_the_gain, difference_text, flat, frugal_fedavg
 
 import pfedlms
 from pfedlms.cli import main
@@ -122,13 +122,13 @@ def test_runs_are_trained_once_for_all_tables(tmp_path: Path) -> None:
     for name in ("table1", "curves", "budget"):
         reproduce(name, chosen)
     assert len(recorder.started) == 6
-    (sheet,) = outcome.sheets
+    (sheet,) = outcome.sheets.values()
     for record in sheet.records:
         folders = [tmp_path / "quick" / "digits-a0.5" / f"{record['row']}-seed{seed}" for seed in (0, 1)]
         metrics = [[json.loads(line) for line in (f / "metrics.jsonl").read_text().splitlines()] for f in folders]
         best = [max(each["p_acc"] for each in own) for own in metrics]
         assert len(metrics[0]) == 10
-        assert (record["max"], record["max_deviation"]) == pytest.approx((mean(best), stdev(best)))
+        assert (record["max"].mean, record["max"].deviation) == pytest.approx((mean(best), stdev(best)))
         assert record["mib"] == pytest.approx(mean(sum(own[-1]["bytes"].values()) for own in metrics) / 10 / 2**20)
     tables = tmp_path / "quick" / "only-local+fedavg+sketchvote"
     assert (tables / "table1-digits.md").read_text().count("| sketchvote |") == 1
@@ -236,7 +236,7 @@ def test_missing_data_are_named_also_for_a_shorter_fedavg(tmp_path: Path, monkey
     chosen = wanted(tmp_path, datasets=("svhn",), methods=tuple(sent), seeds=(0,), quick=False, rows=rows)
     outcome = reproduce("budget", chosen)
     assert "svhn" in outcome.missing
-    (first, *_) = outcome.sheets
+    (first, *_) = outcome.sheets.values()
     assert [record["row"] for record in first.records][3] == "fedavg, 2 rounds (bytes of sketchvote)"
 
 
@@ -246,15 +246,12 @@ def test_differences_beyond_two_deviations_are_marked() -> None:
     width = 2 * sqrt(2 + 1)  # 90 and 92 have the variance 2
     rows = [Row("near", "x", Spread(91 - width + 0.01, 1.0)), Row("far", "x", Spread(91 - width - 0.01, 1.0))]
     rows += [Row("broken", "x", Spread(1.0)), Row("single", "x", Spread(90.0, 0.1))]
-    sheet = against_paper("t", "title", "digits", rows, runs)
-    assert [record.get("outside") for record in sheet.records] == [False, True, None, False]
+    sheet = against_paper("title", "digits", rows, runs)
+    assert [record["row"] for record in sheet.records] == ["near", "far *", "broken (1 diverged)", "single"]
     assert sheet.records[0]["difference"] == pytest.approx(width - 0.01)
     assert sheet.records[0]["mib"] == 1
-    assert sheet.records[2]["row"] == "broken (1 diverged)"
-    shown = [record["difference"] for record in sheet.table.records]
-    assert [str(text).endswith(" *") for text in shown] == [False, True, False, False]
-    level = against_paper("t", "title", "digits", [Row("near", "x", Spread(91.001))], runs)
-    assert level.table.records[0]["difference"] == "+0.00"  # not −0.00
+    assert flat(sheet.records[0])["max_deviation"] == pytest.approx(sqrt(2))
+    assert difference_text(91 - 91.001) == "+0.00"  # not −0.00
 
 
 def test_bytes_to_most_of_the_gain() -> None:
@@ -271,13 +268,13 @@ def test_bytes_to_most_of_the_gain() -> None:
     assert list(found) == ["local", "fedavg", "some"]
     assert found["fedavg"] == {"row": "fedavg", "reached": "2 of 2", "rounds": (3 + 2) / 2, "mib": 250 / 2**20}
     assert found["some"] == {"row": "some", "reached": "1 of 2"}
-    assert [own["rounds"] for own in sheet.table.records if own["row"] == "fedavg"] == ["2"]  # 2.5, halves to even
+    assert "| fedavg | 2 of 2 | 2 |" in sheet.markdown()  # 2.5, halves to even
     assert bytes_to_most_of_the_gain("digits", {"local": runs["local"]}) is None
 
 
 @pytest.mark.parametrize(("dataset", "fedavg", "own"), [("mnist", 31.06, 0.38), ("cifar10", 42.68, 0.72)])
 def test_communication_equals_that_of_the_paper(dataset: str, fedavg: float, own: float, tmp_path: Path) -> None:
-    (sheet,) = reproduce("communication", wanted(tmp_path, datasets=(dataset,))).sheets
+    (sheet,) = reproduce("communication", wanted(tmp_path, datasets=(dataset,))).sheets.values()
     found = {record["row"]: record for record in sheet.records}
     assert round(found["fedavg"]["mib"], 2) == fedavg
     assert round(found["pfedlms"]["mib"], 2) == own
@@ -290,8 +287,8 @@ def test_communication_equals_that_of_the_paper(dataset: str, fedavg: float, own
 def test_distributions_are_of_the_shared_model_and_resume(tmp_path: Path) -> None:
     recorder = RecordStarts()
     stopped = reproduce("distributions", wanted(tmp_path, InterruptRound4()))
-    assert (stopped.signal, stopped.sheets) == (signal.SIGINT, [])
-    sheet, bins = reproduce("distributions", wanted(tmp_path, recorder)).sheets
+    assert (stopped.signal, stopped.sheets) == (signal.SIGINT, {})
+    sheet, bins = reproduce("distributions", wanted(tmp_path, recorder)).sheets.values()
     assert recorder.started == [("fedavg-rounds10-seed0", 4)]
     assert [record["round"] for record in sheet.records] == [0, 0, 1, 1, 9, 9]
     result = pfedlms.run(method="fedavg", rounds=10, alpha=0.5)
@@ -299,11 +296,11 @@ def test_distributions_are_of_the_shared_model_and_resume(tmp_path: Path) -> Non
     matrices = [values.double() for values in model.values() if values.ndim > 1]
     last = [record["deviation"] for record in sheet.records[-2:]]
     assert last == pytest.approx([values.std(correction=0).item() for values in matrices])
-    assert sheet.table.records[-1]["deviation"] == f"{last[-1]:.3f}"
+    assert f"{last[-1]:.3f} |" in sheet.markdown()
     own = [record for record in bins.records if record["round"] == 9][80:]
     assert (own[0]["from"], own[-1]["to"]) == pytest.approx((matrices[1].min().item(), matrices[1].max().item()))
     assert sum(record["density"] * (record["to"] - record["from"]) for record in own) == pytest.approx(1)
-    again, *_ = reproduce("distributions", wanted(tmp_path, recorder)).sheets
+    again, *_ = reproduce("distributions", wanted(tmp_path, recorder)).sheets.values()
     assert len(recorder.started) == 1
     assert again.records == sheet.records
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from pfedlms.cli.stored import sections_of
@@ -13,6 +14,10 @@ from pfedlms.experiment.config import load_config
 from pfedlms.report.runs import Section
 
 KIB = 1024
+
+
+def stored_run(label: str, summary: dict[str, Any], settings: Any = None, directory: Path | None = None) -> Any:
+    return SimpleNamespace(label=label, summary=summary, settings=settings or {}, metrics=[], directory=directory)
 
 
 def make_summary(

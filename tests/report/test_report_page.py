@@ -169,7 +169,7 @@ def test_the_page_of_a_sweep_marks_the_best_and_lists_its_settings(tmp_path: Pat
     write_sweep(tmp_path / "s", {"learning_rate": [0.1, 0.2], "batch_size": [8, 16]}, [70, 71, 72, 73])
     page = page_of(tmp_path, tmp_path / "s")
     assert page.text("h3")[0] == "P-acc, % by train.learning_rate"
-    assert page.text("small").count("best") == 1
+    assert page.visible.count("(best)") == 1
     assert {"train.learning_rate", "train.batch_size"} <= set(page.text("button"))
 
 

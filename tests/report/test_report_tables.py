@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from studies import make_summary, section_of, write_comparison, write_sweep
+from studies import make_summary, section_of, stored_run, write_comparison, write_sweep
 
 import pfedlms
 from pfedlms.errors import UsageError
 from pfedlms.report import results
 from pfedlms.report.results import COLUMNS, comparison, describe_runs
-from pfedlms.report.runs import Section, Spread, StoredRun
+from pfedlms.report.runs import Section, Spread
 from pfedlms.report.tables import Column, Table, table_from_records
 
 
@@ -42,7 +42,7 @@ def test_the_rows_of_a_comparison(tmp_path: Path) -> None:
 
 def test_catching_up_counts_as_received() -> None:
     """FedAvg moves 2 MiB, the other 1 up and 1 + 2 down: half as few."""
-    plain, tracked = (StoredRun(m, make_summary(m, [60.0], kib=1024)) for m in ("fedavg", "obda"))
+    plain, tracked = (stored_run(m, make_summary(m, [60.0], kib=1024)) for m in ("fedavg", "obda"))
     tracked.summary["bytes_per_round"]["catch_up"] = 2 << 20
     assert [(row["mib_down"], row["fewer"]) for row in comparison([plain, tracked]).records] == [(1.0, 1.0), (3.0, 0.5)]
 
@@ -51,7 +51,7 @@ def test_a_declared_column_is_in_every_format(tmp_path: Path, monkeypatch: pytes
     worst = Column("worst", "worst client", results.accuracy_text, path="extremes.worst", note="worst: of all clients")
     monkeypatch.setattr(results, "COLUMNS", (*COLUMNS, worst))
     runs = [
-        StoredRun(run.label, {**run.summary, "extremes": {"worst": 12.5}}, run.settings, run.metrics, run.directory)
+        stored_run(run.label, {**run.summary, "extremes": {"worst": 12.5}}, run.settings, run.directory)
         for run in section_of(write_comparison(tmp_path / "c")).runs
     ]
     write_sweep = Section("s", runs, "Sweep", {"method.name": ["local", "fedavg", "stc"]})
@@ -66,9 +66,9 @@ def test_a_declared_column_is_in_every_format(tmp_path: Path, monkeypatch: pytes
 
 
 def test_unfinished_runs_are_left_out_of_means_and_title() -> None:
-    cut = StoredRun("stc", make_summary("stc", [20.0], status="interrupted"))
-    bad = StoredRun("fedavg", make_summary("fedavg", [10.0], seed=1, status="diverged"))
-    table = comparison([cut, bad, StoredRun("fedavg", make_summary("fedavg", [50.0, 70.0]))])
+    cut = stored_run("stc", make_summary("stc", [20.0], status="interrupted"))
+    bad = stored_run("fedavg", make_summary("fedavg", [10.0], seed=1, status="diverged"))
+    table = comparison([cut, bad, stored_run("fedavg", make_summary("fedavg", [50.0, 70.0]))])
     stc, fedavg = table.records
     assert (fedavg["p_acc_max"], fedavg["name"]) == (Spread(70), "fedavg (1 of 2 seeds)")
     assert (stc["p_acc_max"], stc["name"]) == (Spread(20), "stc (interrupted)")
@@ -90,7 +90,7 @@ def test_unfinished_runs_are_left_out_of_means_and_title() -> None:
 )  # fmt: skip
 def test_empty_columns_and_notes_are_left_out(changes: dict[str, Any], there: list[str], missing: list[str]) -> None:
     summary = make_summary("local", [60.0]) | changes
-    shown = words(printed(comparison([StoredRun("local", summary)]), None))
+    shown = words(printed(comparison([stored_run("local", summary)]), None))
     assert [text for text in there if text in shown] == there
     assert not [text for text in missing if text in shown]
 
@@ -124,11 +124,11 @@ def test_the_best_row_of_a_sweep_is_marked(tmp_path: Path) -> None:
 
 def test_a_title_leaves_out_the_settings_of_the_sweep() -> None:
     data = {"dataset": "digits", "clients": 3, "alpha": 0.5, "partition": "auto"}
-    run = StoredRun("local", make_summary("local", [60.0], clients=(1, 2, 3), partition="dirichlet"), {"data": data})
+    run = stored_run("local", make_summary("local", [60.0], clients=(1, 2, 3), partition="dirichlet"), {"data": data})
     model = "dnn, 18,910 parameters"
-    assert list(describe_runs([run], ["train.rounds"]).values()) == ["digits", model, "3 clients, α = 0.5"]
-    assert list(describe_runs([run], ["data.alpha"]).values()) == ["digits", model, "3 clients", "1 round"]
-    assert list(describe_runs([run], ["data.clients", "data.partition"]).values()) == ["digits", model, "1 round"]
+    assert describe_runs([run], ["train.rounds"]) == f"digits · {model} · 3 clients, α = 0.5"
+    assert describe_runs([run], ["data.alpha"]) == f"digits · {model} · 3 clients · 1 round"
+    assert describe_runs([run], ["data.clients", "data.partition"]) == f"digits · {model} · 1 round"
 
 
 def test_small_numbers_keep_their_digits() -> None:

@@ -321,7 +321,7 @@ def per_client(run: Run) -> list[dict[str, Any]]:
 
 def plot_curves(runs: Sequence[RunLike], file: Path) -> None:
     """Accuracy against bytes, one line per label."""
-    figure = accuracy_curves(runs, against="bytes", title=" · ".join(describe_runs(runs).values()))
+    figure = accuracy_curves(runs, against="bytes", title=describe_runs(runs))
     if figure is not None:
         figure.save(file)
 

@@ -107,11 +107,8 @@ class Study:
         last 10 evaluations, mean over seeds; None if not all its seeds finished."""
         cells = []
         for cell in reported.combinations(self.section(by)):
-            first = cell.label.split(" ")[0]
-            has_method = self.axes and first.split(":")[0] == cell.runs[0].settings["method"]["name"]
-            settings = {**({"method": first} if has_method else {}), **cell.settings}
             summaries = [run.summary for run in cell.runs]
-            cells.append({"name": cell.label, "settings": settings, "runs": summaries, "score": cell.score})
+            cells.append({"name": cell.label, "settings": cell.settings, "runs": summaries, "score": cell.score})
         return cells
 
     def best(self, by: str | None = None) -> dict[str, Any] | None:

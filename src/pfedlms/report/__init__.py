@@ -1,5 +1,1 @@
 """What people read of runs: tables, figures and the page. All of it takes runs as `RunLike` and trains nothing."""
-
-from pfedlms.report.runs import RunLike, Section, StoredRun
-
-__all__ = ["RunLike", "Section", "StoredRun"]

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -33,7 +34,6 @@ BLUE, ORANGE, GREEN, GREY = COLOURS[0], COLOURS[1], COLOURS[2], COLOURS[7]
 _METHOD_COLOURS = ("sketchvote", "fedavg", "pfedlms", "stc", "sketchmean", "eden", "pfed1bs", "local")
 """These methods have one of `COLOURS` each, in this order, and solid lines. Others share the colours, with dashes."""
 _DASHES: list[list[int]] = [[1, 0], [6, 3], [2, 3], [8, 3, 2, 3]]
-_LOOKS = len(COLOURS) * len(_DASHES)
 _LEVEL_DASH = [3, 4]
 _SUFFIXES = (".png", ".svg", ".pdf", ".html", ".json")
 WIDTH, HEIGHT = 620, 320
@@ -55,20 +55,14 @@ class Look:
 
 
 def looks(labels: Iterable[str]) -> dict[str, Look]:
-    """One look per label. A method has the same look in every figure: by its place among the methods, or by its name
-    if this process does not know it. Variants take the looks that are free."""
+    """One look per label. A method has the same look in every figure, by its place among the methods; other labels take
+    the looks that are free."""
     from pfedlms.methods import METHODS  # imports PyTorch, for which the help of a command need not wait
 
-    labels = list(dict.fromkeys(labels))
     known = list(dict.fromkeys([*_METHOD_COLOURS, *METHODS]))
-    places = {label: known.index(label) for label in labels if label in known}
-    others = (label for label in labels if label not in known)
-    # Names of methods come first and in their order, so that the look of a method does not depend on the variants.
-    for label in sorted(others, key=lambda label: (not label.isidentifier(), label * label.isidentifier())):
-        first = len(known) + crc32(label.encode()) % max(1, _LOOKS - len(known)) if label.isidentifier() else 0
-        free = (place for place in (*range(first, _LOOKS), *range(first)) if place not in places.values())
-        places[label] = next(free, _LOOKS + len(places))
-    return {label: Look.number(places[label]) for label in labels}
+    places = {label: known.index(label) if label in known else None for label in labels}
+    free = (place for place in count() if place not in places.values())
+    return {label: Look.number(next(free) if place is None else place) for label, place in places.items()}
 
 
 # --- a figure and its files ---
@@ -137,27 +131,29 @@ def save(chart: Any, file: str | Path) -> None:
         raise UsageError(write_failure(path, error)) from error
 
 
+_STYLE: dict[str, Any] = {
+    "font": "system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif",
+    "tooltipFormat": {"numberFormat": ".4~r"},
+    "view": {"strokeWidth": 0},
+    "axis": {
+        "labelColor": LIGHT["soft"], "titleColor": LIGHT["soft"], "titleFontWeight": "normal", "labelFontSize": 11,
+        "titleFontSize": 12, "gridColor": LIGHT["line"], "domainColor": LIGHT["line"], "tickColor": LIGHT["line"],
+        "labelOverlap": True,
+    },
+    "axisX": {"grid": False, "tickCount": 8, "tickSize": 4},
+    "axisY": {"domain": False, "ticks": False, "labelLimit": 200},
+    "legend": {
+        "title": None, "labelColor": LIGHT["ink"], "labelFontSize": 12, "labelLimit": 220, "symbolOpacity": 1,
+        "symbolStrokeWidth": 3, "symbolSize": 200,
+    },
+    "header": {"title": None, "labelColor": LIGHT["ink"], "labelFontSize": 12, "labelAnchor": "start"},
+    "title": {"color": LIGHT["ink"], "anchor": "start", "fontSize": 13},
+}  # fmt: skip
+
+
 def apply_style(chart: Any) -> Any:
     """The chart in the style of every figure."""
-    soft, ink, line = LIGHT["soft"], LIGHT["ink"], LIGHT["line"]
-    axis = {
-        "labelColor": soft, "titleColor": soft, "titleFontWeight": "normal", "labelFontSize": 11, "titleFontSize": 12,
-        "gridColor": line, "domainColor": line, "tickColor": line, "labelOverlap": True,
-    }  # fmt: skip
-    legend = {
-        "title": None, "labelColor": ink, "labelFontSize": 12, "labelLimit": 220, "symbolOpacity": 1,
-        "symbolStrokeWidth": 3, "symbolSize": 200,
-    }  # fmt: skip
-    return (
-        chart.configure(font="system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif")
-        .configure_view(strokeWidth=0)
-        .configure_axis(**axis)
-        .configure_axisX(grid=False, tickCount=8, tickSize=4)
-        .configure_axisY(domain=False, ticks=False, labelLimit=200)
-        .configure_legend(**legend)
-        .configure_header(title=None, labelColor=ink, labelFontSize=12, labelAnchor="start")
-        .configure_title(color=ink, anchor="start", fontSize=13)
-    )
+    return chart.configure(**_STYLE)
 
 
 # --- pieces ---
@@ -174,16 +170,6 @@ def row_colours(style: Mapping[str, Look], legend: Any) -> Any:
     alt = import_altair()
     scale = alt.Scale(domain=list(style), range=[look.colour for look in style.values()])
     return alt.Color("row:N", sort=None, scale=scale, legend=legend)
-
-
-def tooltips(*fields: str, **titles: str) -> list[Any]:
-    """What is shown under the pointer: fields with their type, such as `mean:Q`, some with another title."""
-    alt, number = import_altair(), {"format": ".4~r"}
-    names = {field: field.partition(":")[0] for field in fields}
-    return [
-        alt.Tooltip(field, title=titles.get(name, name), **(number if field.endswith(":Q") else {}))
-        for field, name in names.items()
-    ]
 
 
 def group_by_row(records: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
@@ -239,8 +225,9 @@ def line_chart(
     def visible(opacity: float) -> Any:
         return alt.condition(chosen, alt.value(opacity), alt.value(0.12 * opacity))
 
-    values = tooltips("mean:Q", "low:Q", "high:Q", mean=y, low="lowest", high="highest")
-    tips = [*tooltips("row:N", f"x:{kind}", x=x), *values]
+    titles = {"mean": y, "low": "lowest", "high": "highest"}
+    values = [alt.Tooltip(f"{name}:Q", title=title) for name, title in titles.items()]
+    tips = ["row:N", alt.Tooltip(f"x:{kind}", title=x), *values]
     lines = chart_of(point for row in by_row if row not in levels for point in _with_tips(by_row[row]))
     layers = [
         lines.mark_area(clip=True).encode(across, low, high, color=colour, opacity=visible(0.14)),
@@ -256,7 +243,7 @@ def line_chart(
         layers += [
             level.mark_rect(clip=True).encode(low, high, color=colour, opacity=visible(0.1)),
             level.mark_rule(strokeWidth=2).encode(
-                up, color=colour, strokeDash=dash, opacity=visible(1), tooltip=[tips[0], *values]
+                up, color=colour, strokeDash=dash, opacity=visible(1), tooltip=["row:N", *values]
             ),
         ]
     return alt.layer(*layers).properties(width=WIDTH, height=HEIGHT, title=title)

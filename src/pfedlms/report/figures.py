@@ -9,7 +9,7 @@ from statistics import mean
 from typing import Any
 
 from pfedlms.report import charts
-from pfedlms.report.charts import BLUE, GREY, LIGHT, ORANGE, WIDTH, Figure, Look, tooltips
+from pfedlms.report.charts import BLUE, GREY, LIGHT, ORANGE, WIDTH, Figure, Look
 from pfedlms.report.plans import partition_label
 from pfedlms.report.runs import MEASURES, RunLike, Section, combinations, curves, is_percent, score_text
 from pfedlms.report.tables import Table
@@ -37,7 +37,7 @@ def accuracy_curves(
 ) -> Figure | None:  # fmt: skip
     """A measure against `rounds`, or against the `bytes` that a client has sent and received: one line per row with its
     range over seeds. None where no run has the measure."""
-    by_row = charts.group_by_row(curves(runs, measure))
+    by_row = curves(runs, measure)
     drawn = sorted(by_row, key=lambda row: -by_row[row][-1]["mean"])[:_MAX_ROWS]
     if not drawn:
         return None
@@ -91,12 +91,12 @@ def by_setting(section: Section, title: str = "") -> Figure | None:
     points: list[dict[str, Any]] = []
     records = []
     for cell in scored:
-        others = [f"{key.partition('.')[2]} {value}" for key, value in cell.settings.items() if key != across]
-        row = ", ".join(filter(None, [cell.method, *others])) or section.by
+        others = [f"{key.partition('.')[2]} {cell.settings[key]}" for key in section.axes if key != across]
+        row = ", ".join(filter(None, [cell.settings.get("method"), *others])) or section.by
         value = cell.settings[across] if numeric else str(cell.settings[across])
         values = {"mean": cell.score, "low": min(cell.scores), "high": max(cell.scores)}
         points.append({"row": row, "x": value, **values})
-        records.append({**({"method": cell.method} if cell.method else {}), **cell.settings, **values})
+        records.append({**cell.settings, **values})
     best = max(points, key=lambda point: point["mean"])
     starred = {**best, "shown": score_text(best["mean"], section.runs[0].summary)}
     rows = charts.group_by_row(points)
@@ -150,7 +150,7 @@ def cost(table: Table, style: Mapping[str, Look]) -> Figure | None:
     legend = alt.Legend(orient="top", symbolSize=90, symbolStrokeWidth=1, symbolFillColor=_SOFT)
     ways = alt.Scale(domain=["up", "down"], range=["triangle-up", "triangle-down"])
     shape = alt.Shape("way:N", scale=ways, legend=legend)
-    tips = tooltips("row:N", "way:N", "mib:Q", mib="MiB per round")
+    tips = ["row:N", "way:N", alt.Tooltip("mib:Q", title="MiB per round")]
     labels = charts.chart_of(texts)
     chart = alt.layer(
         labels.mark_rule(opacity=0.4, strokeWidth=1.5).encode(across, row, alt.X2(datum=decades[0]), color=colour),
@@ -181,7 +181,7 @@ def client_gains(by_row: Mapping[str, Sequence[Mapping[str, Any]]], unit: str) -
             points.append({"head": head, "place": place, **records[-1]})
     alt = charts.import_altair()
     sign = alt.condition("datum.gain > 0", alt.value(BLUE), alt.value(ORANGE))
-    tips = tooltips("client:N", "seed:N", "local:Q", "here:Q", "gain:Q")
+    tips = ["client:N", "seed:N", "local:Q", "here:Q", "gain:Q"]
     zero = alt.condition("datum.value == 0", alt.value(_SOFT), alt.value(LIGHT["line"]))
     axis = alt.Axis(tickCount=4, format="+.3~r", gridColor=zero)
     gain = alt.Y("gain:Q", title=None, axis=axis)
@@ -225,7 +225,7 @@ def client_map(document: Mapping[str, Any]) -> Figure:
     scale = alt.Scale(domain=[0, most], range=[0, 1])
     shade = alt.Opacity("samples:Q", scale=scale, legend=None if show_counts else alt.Legend(title="samples"))
     heat_map = charts.chart_of(counts).mark_rect(color=BLUE).encode(
-        column, row, opacity=shade, tooltip=tooltips("client:N", "class:N", "samples:Q")
+        column, row, opacity=shade, tooltip=["client:N", "class:N", "samples:Q"]
     )  # fmt: skip
     if show_counts:
         ink = alt.condition(f"datum.samples > {most / 2}", alt.value(LIGHT["paper"]), alt.value(LIGHT["ink"]))
@@ -236,7 +236,7 @@ def client_map(document: Mapping[str, Any]) -> Figure:
     bars = charts.chart_of(sizes).mark_bar().encode(
         alt.X("samples:Q"), alt.Y("client:N", sort=names, axis=None), alt.Order("place:Q"),
         alt.Color("part:N", scale=colours, legend=alt.Legend(orient="top")),
-        tooltip=tooltips("client:N", "part:N", "samples:Q"),
+        tooltip=["client:N", "part:N", "samples:Q"],
     )  # fmt: skip
     title = f"{Path(document['dataset']).name} · {len(clients)} clients · {partition_label(document)}"
     width = min(max(240, 26 * len(classes)), 900)

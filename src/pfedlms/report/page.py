@@ -15,8 +15,8 @@ from pfedlms.errors import UsageError
 from pfedlms.files import write_failure, write_text
 from pfedlms.report import figures
 from pfedlms.report.charts import DARK, LIGHT, Figure, Look, import_altair, looks
-from pfedlms.report.results import comparison, describe_runs
-from pfedlms.report.runs import RunLike, Section, best_combination, compare_settings, gains, is_percent, seed_of
+from pfedlms.report.results import comparison
+from pfedlms.report.runs import RunLike, Section, compare_settings, gains, is_percent
 from pfedlms.report.tables import Column, Table, count_text
 
 
@@ -30,12 +30,11 @@ def write_page(
     contents, page = _section_contents(sections, style), Path(file)
     if page.is_dir():
         raise UsageError(f"{page}: is a folder, expected a file to write; name one with -o report.html")
-    by_stem: dict[str, Figure] = {}
-    if figures is not None:
-        named = ((f"{part['slug']}-{figure.name}", figure) for part in contents for figure in part["figures"])
-        by_stem = {str(Path(figures, name)): figure for name, figure in named}
+    stems: dict[Path, Figure] = {}
+    for part in contents if figures is not None else ():
+        stems |= {Path(figures or "", f"{part['slug']}-{figure.name}"): figure for figure in part["figures"]}
     files = {page: _render(contents, style, left_out)}
-    files |= {Path(f"{stem}.csv"): figure.csv() for stem, figure in by_stem.items()}
+    files |= {stem.with_suffix(".csv"): figure.csv() for stem, figure in stems.items()}
     try:
         for path, text in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,11 +42,11 @@ def write_page(
                 path.write_text(text, encoding="utf-8")
             else:
                 write_text(path.resolve(), text)
-        for stem, figure in by_stem.items():
-            figure.save(f"{stem}.svg")
+        for stem, figure in stems.items():
+            figure.save(stem.with_suffix(".svg"))
     except OSError as error:
         raise UsageError(write_failure(file, error)) from error
-    return [*files, *(Path(f"{stem}.svg") for stem in by_stem)]
+    return [*files, *(stem.with_suffix(".svg") for stem in stems)]
 
 
 def _section_contents(sections: Sequence[Section], style: Mapping[str, Look]) -> list[dict[str, Any]]:
@@ -59,14 +58,12 @@ def _section_contents(sections: Sequence[Section], style: Mapping[str, Look]) ->
         stem = re.sub(r"[^a-z0-9]", "-", section.title.lower()).strip("-") or "runs"
         stems[stem] += 1
         slug = stem if stems[stem] == 1 else f"{stem}-{stems[stem]}"
-        table = comparison(section.runs)
-        top = best_combination(section) if section.axes else None
+        table = comparison(section.runs, section if section.axes else None)
         differing, shared = _settings_tables(section)
-        seeds = count_text(len({seed_of(run) for run in section.runs}), "seed")
+        seeds = count_text(len({run.summary["seed"] for run in section.runs}), "seed")
         contents.append({
             "section": section, "slug": slug, "table": table, "figures": _figures(section, table, style, all_runs),
-            "about": " · ".join([section.kind, *describe_runs(section.runs, section.axes).values(), seeds]),
-            "best": top.label if top else None, "differing": differing, "shared": shared,
+            "about": f"{section.kind} · {table.title} · {seeds}", "differing": differing, "shared": shared,
         })  # fmt: skip
     return contents
 
@@ -99,8 +96,8 @@ def _settings_tables(section: Section) -> tuple[Table | None, Table]:
     if not keys:
         return None, common
     if len(by_row) <= len(keys):  # whichever way takes fewer columns
-        columns = [Column("", "setting"), *(Column(f"row {label}", label, str) for label in by_row)]
-        records = [{"": key, **{f"row {label}": by_row[label].get(key) for label in by_row}} for key in keys]
+        columns = [Column("", "setting"), *(Column(label, label, str) for label in by_row)]
+        records = [{"": key, **{label: own.get(key) for label, own in by_row.items()}} for key in keys]
     else:
         columns = [Column("", " "), *(Column(key, key, str) for key in keys)]
         records = [{"": label, **settings} for label, settings in by_row.items()]
@@ -122,7 +119,7 @@ def _render(contents: Sequence[Mapping[str, Any]], style: Mapping[str, Look], le
         title=title, contents=contents, style=style, left_out=left_out, version=__version__, light=LIGHT, dark=DARK,
         colours=_COLOURS, count=sum(len(section.runs) for section in sections),
         csv=lambda figure: "data:text/csv;charset=utf-8;base64," + b64encode(figure.csv().encode()).decode(),
-        spec=_spec, raw=_json(_raw_data(sections, left_out)), vega=_vega(), seed_of=seed_of,
+        spec=_spec, raw=_json(_raw_data(sections, left_out)), vega=_vega(),
     )  # fmt: skip
 
 

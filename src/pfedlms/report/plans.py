@@ -8,7 +8,7 @@ from typing import Any
 
 from pfedlms.report.results import partition_text
 from pfedlms.report.runs import MIB
-from pfedlms.report.tables import Column, Table, table_from_records
+from pfedlms.report.tables import Column, Table, mib_text, table_from_records
 
 ESTIMATED = (
     "an average message; one of stc, here with entries at random places, is up to a few percent longer or shorter, one "
@@ -26,7 +26,7 @@ def message_table(records: Sequence[Mapping[str, Any]]) -> Table:
         {
             **record,
             "name": f"{record['method']}, {record['downlink']} ↓" if "downlink" in record else record["method"],
-            "mib": "≈" * record["estimated"] + _mib(record["mib_per_round"]) + " +" * record["catches_up"],
+            "mib": "≈" * record["estimated"] + mib_text(record["mib_per_round"]) + " +" * record["catches_up"],
         }
         for record in records
     ]
@@ -41,10 +41,6 @@ def message_table(records: Sequence[Mapping[str, Any]]) -> Table:
     counts = [Column(key, head, "{:,}".format) for key, head in heads.items()]
     columns = [Column("name", "method"), *counts, Column("mib", "MiB")]
     return Table(columns, rows, f"{first['model']}, {first['parameters']:,} parameters, {who}", intro)
-
-
-def _mib(value: float) -> str:
-    return f"{value:,.2f}" if value >= 1 else f"{value:.3g}"
 
 
 def plan_table(documents: Sequence[Mapping[str, Any]]) -> Table:

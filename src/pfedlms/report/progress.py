@@ -11,11 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from pfedlms.report.runs import MEASURES, MIB, score_text
+from pfedlms.report.tables import mib_text
 
 
 def _traffic_text(record: Mapping[str, Any]) -> str:
-    total = sum(record["bytes"].values()) / MIB
-    return f"{total:,.2f} MiB" if total < 10 else f"{total:,.0f} MiB"
+    return f"{mib_text(sum(record['bytes'].values()) / MIB)} MiB"
 
 
 def evaluation_text(record: Mapping[str, Any]) -> str:

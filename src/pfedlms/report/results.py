@@ -90,22 +90,22 @@ def comparison(runs: Sequence[RunLike], swept: Section | None = None) -> Table:
         missing = f"{len(row)} of {len(planned[label])} seeds" if len(row) < len(planned[label]) else ""
         note = "best" if top and label == top.label else missing or (status if status != "finished" else "")
         records.append({"name": f"{label} ({note})" if note else label, "row": label, **_over_seeds(row)})
+    summaries = [run.summary for run in runs]
+    methods = {summary["method"] for summary in summaries}
     reference = next((label for label, row in rows.items() if row[0].summary["method"] == REFERENCE), None)
-    if reference is not None and swept is None:
+    if reference is not None and len(methods) > 1:
         traffic = {record["row"]: record["mib_up"] + record["mib_down"] for record in records}
         for record in records:
             own_traffic = traffic[record["row"]]
             record["fewer"] = traffic[reference] / own_traffic if own_traffic and traffic[reference] else None
-    summaries = [run.summary for run in runs]
     chosen = f"; the best by {MEASURES[swept.by][0]} last 10" if swept is not None else ""
-    about = list(describe_runs(runs, swept.axes if swept is not None else ()).values())
-    if swept is not None and len({summary["method"] for summary in summaries}) == 1:
-        about.insert(0, summaries[0]["method"])
+    title = describe_runs(runs, swept.axes if swept is not None else ())
+    title = f"{summaries[0]['method']} · {title}" if swept is not None and len(methods) == 1 else title
     columns = [Column("name", "settings" if swept is not None else "method"), *_columns_that_apply(summaries)]
     unit = accuracy_unit(summaries[0])
     maximum = "maximum, and " * any(map(_MAXIMUM["applies"], summaries))
     intro = f"{unit}, ± over seeds: {maximum}mean of the last evaluations, at most 10{chosen}."
-    return Table(columns, records, " · ".join(about), intro)
+    return Table(columns, records, title, intro)
 
 
 def _over_seeds(runs: Sequence[RunLike]) -> dict[str, Any]:
@@ -129,8 +129,8 @@ def _columns_that_apply(summaries: Sequence[Summary]) -> list[Column]:
     return [replace(column, optional=1) if column.key == only else column for column in chosen]
 
 
-def describe_runs(runs: Sequence[RunLike], swept: Iterable[str] = ()) -> dict[str, str]:
-    """What was run, by setting: data set, model, clients, partition, participation, rounds; without what is swept."""
+def describe_runs(runs: Sequence[RunLike], swept: Iterable[str] = ()) -> str:
+    """What was run: data set, model, clients, partition, participation, rounds; without what is swept."""
     first, data = runs[0].summary, runs[0].settings.get("data", {})
     share = first["participation"]
     left_out = {"data.alpha" if key == "data.partition" else key for key in swept}
@@ -141,12 +141,12 @@ def describe_runs(runs: Sequence[RunLike], swept: Iterable[str] = ()) -> dict[st
         "run.lost": "messages lost" * ("unheard" in first),
     }
     parts = {
-        "data.dataset": dataset_title(data.get("dataset", first["dataset"])),
+        "data.dataset": dataset_title(first["dataset"]),
         "model.name": f"{first['model']}, {first['parameters']:,} parameters",
         "clients": ", ".join(text for key, text in clients.items() if text and key not in left_out),
         "train.rounds": _rounds_text([run.summary for run in runs]),
     }
-    return {key: text for key, text in parts.items() if text and key not in left_out}
+    return " · ".join(text for key, text in parts.items() if key not in left_out and text)
 
 
 def _rounds_text(summaries: Sequence[Summary]) -> str:

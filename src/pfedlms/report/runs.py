@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Protocol, TypeVar
@@ -36,27 +37,14 @@ class RunLike(Protocol):
     such as `fedavg:server_step=2`; all seeds share it), the complete configuration by section, the lines of
     metrics.jsonl, the content of summary.json, and its folder."""
 
-    @property
-    def label(self) -> str: ...
-    @property
-    def settings(self) -> Settings: ...
+    label: str
+    settings: dict[str, dict[str, Any]]
+    directory: Path | None
+
     @property
     def metrics(self) -> list[dict[str, Any]]: ...
     @property
     def summary(self) -> dict[str, Any]: ...
-    @property
-    def directory(self) -> Path | None: ...
-
-
-@dataclass(frozen=True)
-class StoredRun:
-    """A `RunLike` that only stores its values."""
-
-    label: str
-    summary: dict[str, Any]
-    settings: Settings = field(default_factory=dict)
-    metrics: list[dict[str, Any]] = field(default_factory=list)
-    directory: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -99,10 +87,6 @@ def score_text(value: float, record: Mapping[str, Any]) -> str:
     return f"{value:.4g}" if "metric" in record else f"{value:.2f} %"
 
 
-def seed_of(run: RunLike) -> int:
-    return int(run.summary["seed"])
-
-
 def group_by(items: Iterable[Item], key: Callable[[Item], str]) -> dict[str, list[Item]]:
     """The items of each key, in the order in which keys first appear."""
     groups: dict[str, list[Item]] = {}
@@ -128,20 +112,18 @@ def compare_settings(configs: Sequence[Settings]) -> tuple[dict[str, Any], list[
     """The settings that all configurations have in common, as `section.key`, and for each configuration those in which
     they differ. Seed, method and folder are not compared: they have columns of their own."""
     flat = [
-        {f"{name}.{key}": value for name, table in config.items() if isinstance(table, Mapping)
-         for key, value in table.items()}
-        for config in configs
-    ]  # fmt: skip
+        {f"{name}.{key}": value for name, table in config.items() for key, value in table.items()} for config in configs
+    ]
     keys = [key for key in dict.fromkeys(key for config in flat for key in config) if key not in _NOT_COMPARED]
     first = flat[0]
     same = {key: first[key] for key in keys if all(key in each and each[key] == first.get(key) for each in flat)}
     return same, [{key: each[key] for key in keys if key in each and key not in same} for each in flat]
 
 
-def curves(runs: Iterable[RunLike], measure: str = "p_acc") -> list[dict[str, Any]]:
-    """A measure over the rounds, one record per row and round: its mean, lowest and highest value over seeds, and the
-    `mib` that a client has sent and received on average by then. Rounds that a seed did not measure are left out."""
-    records = []
+def curves(runs: Iterable[RunLike], measure: str = "p_acc") -> dict[str, list[dict[str, Any]]]:
+    """A measure over the rounds, per row one record for each round: its mean, lowest and highest value over seeds, and
+    the MiB that a client has sent and received on average by then. Rounds that a seed did not measure are left out."""
+    records: dict[str, list[dict[str, Any]]] = {}
     for label, row in rows_of_finished(runs).items():
         by_round = [{line["round"]: line for line in run.metrics if line.get(measure) is not None} for run in row]
         for number in sorted(set.intersection(*map(set, by_round))):
@@ -149,7 +131,7 @@ def curves(runs: Iterable[RunLike], measure: str = "p_acc") -> list[dict[str, An
             values = [float(line[measure]) for line in lines]
             sent = [sum(line["bytes"].values()) / run.summary["clients"] for run, line in zip(row, lines, strict=True)]
             spread = {"mean": mean(values), "low": min(values), "high": max(values)}
-            records.append({"row": label, "round": number, "mib": mean(sent) / MIB, **spread})
+            records.setdefault(label, []).append({"row": label, "round": number, "mib": mean(sent) / MIB, **spread})
     return records
 
 
@@ -177,7 +159,7 @@ def gains(runs: Sequence[RunLike], others: Sequence[RunLike] = ()) -> dict[str, 
                 if client in alone:
                     values = {"local": alone[client], "here": here, "gain": here - alone[client]}
                     name = str(names.get(client, f"client {client}"))
-                    records.setdefault(label, []).append({"client": name, "seed": seed_of(run), **values})
+                    records.setdefault(label, []).append({"client": name, "seed": run.summary["seed"], **values})
     return records
 
 
@@ -186,7 +168,7 @@ def _matching_local_run(run: RunLike, candidates: Iterable[RunLike]) -> RunLike 
     settings."""
 
     def task(run: RunLike) -> tuple[Any, ...]:
-        return _problem(run), seed_of(run), is_percent(run), run.settings["train"]["rounds"]
+        return _problem(run), run.summary["seed"], is_percent(run), run.settings["train"]["rounds"]
 
     same = [other for other in candidates if other.summary["method"] == LOCAL and task(other) == task(run)]
     return max(same, key=lambda other: other.settings["train"] == run.settings["train"], default=None)
@@ -204,6 +186,7 @@ class Combination:
 
     label: str
     settings: dict[str, Any]
+    """Its values of the axes; with `method` where the label names one."""
     runs: list[RunLike]
     scores: list[float]
     """For each seed the mean of the last evaluations; empty if not all seeds finished."""
@@ -212,21 +195,18 @@ class Combination:
     def score(self) -> float | None:
         return mean(self.scores) if self.scores else None
 
-    @property
-    def method(self) -> str:
-        """The method at the begin of the label; empty where all combinations have the same one."""
-        swept = {key.partition(".")[2] for key in self.settings}
-        return " ".join(word for word in self.label.split(" ") if word.partition("=")[0] not in swept)
-
 
 def combinations(section: Section) -> list[Combination]:
     """The combinations of a sweep, in the order of its runs."""
     cells = []
     for label, row in rows_of_runs(section.runs).items():
-        axes = {key: row[0].settings[key.partition(".")[0]].get(key.partition(".")[2]) for key in section.axes}
+        settings, method = row[0].settings, label.partition(" ")[0]
+        own = {key: settings[key.partition(".")[0]].get(key.partition(".")[2]) for key in section.axes}
+        if own and method.partition(":")[0] == settings["method"]["name"]:
+            own = {"method": method, **own}
         scores: list[Any] = [(run.summary.get(MEASURES[section.by][1]) or {}).get("last10") for run in row]
         complete = all(run.summary["status"] == "finished" for run in row) and None not in scores
-        cells.append(Combination(label, axes, row, list(map(float, scores)) if complete else []))
+        cells.append(Combination(label, own, row, list(map(float, scores)) if complete else []))
     return cells
 
 
@@ -237,14 +217,21 @@ def best_combination(section: Section) -> Combination | None:
 
 
 def group_by_problem(runs: Sequence[RunLike]) -> list[Section]:
-    """Sections of single runs: those on the same data and model together. Runs of one method that differ in settings
-    are labelled by these, and by their folders where the settings are the same."""
+    """Sections of single runs: those on the same data and model together. A title names the data set, the model, and
+    the settings of both in which sections of that title differ."""
     sections = []
-    for members in group_by(runs, lambda run: repr(_problem(run))).values():
-        first = members[0].settings
-        title = f"{dataset_title(first['data']['dataset'])} · {first['model']['name']}"
-        sections.append(Section(title, _with_distinct_labels(members)))
-    return [replace(section, title=_full_title(section, sections)) for section in sections]
+    problems = group_by(runs, lambda run: repr(_problem(run)))
+    for title, alike in group_by(problems.values(), lambda members: _short_title(members[0])).items():
+        differing = compare_settings([members[0].settings for members in alike])[1]
+        for members, settings in zip(alike, differing, strict=True):
+            keys = [key for key in settings if key.startswith(("data.", "model.")) and key != "data.dir"]
+            values = ", ".join(f"{key.partition('.')[2]} {settings[key]}" for key in keys)
+            sections.append(Section(" · ".join(filter(None, [title, values])), _with_distinct_labels(members)))
+    return sections
+
+
+def _short_title(run: RunLike) -> str:
+    return f"{dataset_title(run.settings['data']['dataset'])} · {run.settings['model']['name']}"
 
 
 def dataset_title(dataset: str) -> str:
@@ -254,26 +241,15 @@ def dataset_title(dataset: str) -> str:
 
 
 def _with_distinct_labels(runs: Sequence[RunLike]) -> list[RunLike]:
+    """Runs of one method that differ in settings are labelled by these, and by their folders where none differ."""
     seen: set[tuple[str, int]] = set()
     labelled: list[RunLike] = []
-    for run in runs:
-        label = run.label
-        if label == run.summary["method"]:
-            same_method = [other for other in runs if other.summary["method"] == label]
-            differing = compare_settings([run.settings, *(other.settings for other in same_method)])[1][0]
+    for own in group_by(runs, lambda run: run.label).values():
+        for run, differing in zip(map(copy, own), compare_settings([run.settings for run in own])[1], strict=True):
             named = {key: value for key, value in differing.items() if not key.startswith(("run.", "data.dir"))}
-            label = " ".join([label, *(f"{key.partition('.')[2]}={value}" for key, value in named.items())])
-        if (label, seed_of(run)) in seen and run.directory is not None:
-            label = f"{label} ({run.directory.name})"
-        seen.add((label, seed_of(run)))
-        labelled.append(StoredRun(label, run.summary, run.settings, run.metrics, run.directory))
+            run.label = " ".join([run.label, *(f"{key.partition('.')[2]}={value}" for key, value in named.items())])
+            if (run.label, run.summary["seed"]) in seen and run.directory is not None:
+                run.label += f" ({run.directory.name})"
+            seen.add((run.label, run.summary["seed"]))
+            labelled.append(run)
     return labelled
-
-
-def _full_title(section: Section, sections: Sequence[Section]) -> str:
-    """The title, with the settings of data and model in which sections of the same title differ."""
-    same_title = [other for other in sections if other.title == section.title]
-    differing = compare_settings([other.runs[0].settings for other in same_title])[1][same_title.index(section)]
-    keys = [key for key in differing if key.startswith(("data.", "model.")) and key != "data.dir"]
-    values = ", ".join(f"{key.partition('.')[2]} {differing[key]}" for key in keys)
-    return " · ".join(filter(None, [section.title, values]))

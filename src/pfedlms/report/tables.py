@@ -45,7 +45,7 @@ def metric_text(value: Spread) -> str:
 
 
 def mib_text(mib: float) -> str:
-    return "0" if mib == 0 else f"{mib:.4f}" if mib < 0.1 else f"{mib:,.2f}"
+    return f"{mib:,.2f}" if mib >= 1 else f"{mib:.3g}"
 
 
 def count_text(number: int, noun: str) -> str:
@@ -211,13 +211,11 @@ def _width(table: RichTable) -> int:
 
 def table_from_records(records: Sequence[Mapping[str, Any]], title: str = "", intro: str = "") -> Table:
     """A table of records as they are, one column per key; columns with words begin on the left."""
-    words = {
-        key
-        for record in records
-        for key, value in record.items()
-        if isinstance(value, str) and any(letter.isalpha() for letter in value)
-    }
-    return Table([Column(key, key or " ", left_aligned=key in words) for key in records[0]], records, title, intro)
+
+    def has_words(key: str) -> bool:
+        return any(any(map(str.isalpha, value)) for record in records if isinstance(value := record.get(key), str))
+
+    return Table([Column(key, key or " ", left_aligned=has_words(key)) for key in records[0]], records, title, intro)
 
 
 def to_csv(records: Sequence[Mapping[str, Any]]) -> str:
