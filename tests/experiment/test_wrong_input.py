@@ -106,8 +106,8 @@ MODELS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "too few outputs": ({"model": lambda: nn.Linear(4, 1)}, r"model: got outputs of shape \(5, 1\) .* per class$"),
     "nothing to train": ({"model": nn.Flatten}, "no trainable parameters"),
-    "traced": ({"model": lambda: torch.jit.trace(linear(), torch.zeros(1, 4))}, "model: is scripted or traced"),
-    "parallel": ({"model": lambda: nn.DataParallel(linear())}, "model: is wrapped in DataParallel .* model.module"),
+    "traced": ({"model": lambda: torch.jit.trace(linear(), torch.zeros(1, 4))}, "model: has a TopLevelTracedModule"),
+    "parallel": ({"model": lambda: nn.DataParallel(linear())}, "model: has a DataParallel, .* wrapped"),
     "complex": ({"model": lambda: Complex(4, 2)}, "model: its parameter other is torch.complex64, but clients"),
     "hook of a parameter": ({"model": lambda: with_hook("register_hook")}, "weight has a hook of its gradient"),
     "hook of a module's parameter": ({"model": with_hook("register_hook")}, "use a hook of the module"),
@@ -133,8 +133,8 @@ LOSSES: dict[str, tuple[dict[str, Any], str]] = {
     "failure": (loss(lambda o, t: 1 / 0), "loss: fails on outputs of shape .*division by zero"),
     "no gradient": (loss(lambda o, t: squared_error(o, t).detach()), "numbers without a gradient"),
     "name": (loss("mse"), "loss: got 'mse', expected a function"),
-    "whole numbers": (loss(binary_loss, data=(X, (X[:, :2] > 0).astype(int))), "it takes targets that are floats: "),
-    "metric of numpy": ({"metric": lambda o, t: o.numpy()[:, 0]}, "^metric: got ndarray, .*nothing but torch$"),
+    "whole numbers": (loss(binary_loss, data=(X, (X[:, :2] > 0).astype(int))), r"^loss: fails on .*torch.int64 \("),
+    "metric of numpy": ({"metric": lambda o, t: o.numpy()[:, 0]}, "^metric: got ndarray, expected a tensor"),
     "metric": ({"metric": ("name", 3)}, r"metric: got 3, expected a function .*, or a pair \(name, function\)"),
 }
 
@@ -194,9 +194,6 @@ def test_the_remedies_that_messages_name_work() -> None:
     several = (X[:, :2] > 0).astype(int)
     pfedlms.run((X, several.astype(np.float32)), linear, loss=binary_loss, **FEW)
     pfedlms.run((X, several), linear, loss=lambda o, t: binary_loss(o, t.float()), **FEW)
-    with pytest.raises(UsageError) as caught:
-        pfedlms.run((X, Y), linear, loss=lambda o, t: o.nowhere, **FEW)
-    assert "floats" not in str(caught.value)  # that remedy would not help here
     pfedlms.run((X, Y), lambda: nn.Sequential(linear(), nn.GroupNorm(1, 2)), **{**FEW, "batch_size": 1})
 
 
