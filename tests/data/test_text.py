@@ -142,9 +142,9 @@ def test_a_text_column_beside_labels_can_be_named(tmp_path: Path) -> None:
 
 LONG = json.dumps({"client": "a", "text": "ab" * 200})
 BROKEN = {
-    "no client": ('{"text": "abc"}', {}, "t.jsonl: got text and no column that says whose it is"),
-    "number as text": (f'{LONG}\n{{"client": "b", "text": 3}}', {}, r"t.jsonl, line 2: got text that is no text"),
-    "no text": ('{"client": "a", "text": null}', {}, r"t.jsonl, row 0 \(from 0\): got NoneType as text"),
+    "no client": ('{"text": "abc"}', {}, "t.jsonl: got text and no column called client or user"),
+    "number as text": (f'{LONG}\n{{"client": "b", "text": 3}}', {}, r"t.jsonl, row 1 \(from 0\): got 'b' and 3"),
+    "no text": ('{"client": "a", "text": null}', {}, r"t.jsonl, row 0 \(from 0\): got 'a' and None"),
     "no such column": (LONG, {"text": "txt"}, "data.text_column: got 'txt'.*did you mean text"),
     "too short": (
         f'{LONG}\n{{"client": "b", "text": "ab"}}', {}, r"1 of 2 clients .*\(client 'b': 2 tokens\), .* 161 tokens"

@@ -83,15 +83,18 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "device below 0": ({"device": "cuda:-1"}, "run.device: got .*, expected one of: auto, cpu, cuda, cuda:N"),
 }
 DATA: dict[str, tuple[dict[str, Any], str]] = {
-    "four arrays": ({"data": (X, Y, X, Y)}, r"^data: got a tuple of 4 arrays, .*\(x_train, y_train\), \(x_test, y_te"),
-    "client of three": ({"data": [(X, Y, Y)]}, "^client 0: got a tuple of 3 arrays, expected samples and labels"),
-    "pairs": ({"data": list(zip(X, Y, strict=True))}, r"^data: got a list of 80 samples, each with its label; .*row\["),
+    "four arrays": ({"data": (X, Y, X, Y)}, r"^client 0: got one ndarray of shape .*, expected samples and labels \(x"),
+    "client of three": ({"data": [(X, Y, Y)]}, "^client 0: got a tuple of 3, expected samples and labels"),
+    "pairs": (
+        {"data": list(zip(X, Y, strict=True))},
+        r"^client 0: got labels of shape \(\) .*, expected one class per",
+    ),
     "too few": ({"data": (X[:3], Y[:3])}, "got 2 clients with data.min_samples 10 each, but there are only 3 samples"),
     "too few numbers": (loss(squared_error, clients=60), r"use at most \d+ clients or a smaller data\.min_samples"),
     "no newcomer": ({"newcomers": 0.01}, r"data\.newcomers: got 0\.01, which is 0 of 2 clients"),
     "partition": ({"data": [(X, Y)] * 2, "partition": "iid"}, r"data\.partition: got 'iid', but data are given client"),
     "NaN": (loss(squared_error, data=(X, np.full((80, 2), np.nan))), "targets hold NaN"),
-    "complex": (loss(squared_error, data=(X, NUMBERS.astype(complex))), "got targets of type complex128"),
+    "complex": (loss(squared_error, data=(X, NUMBERS.astype(complex))), "got targets of .* type complex128"),
     "no images": ({"augment": "crop"}, r"train\.augment: got 'crop', but samples have shape \(4,\)"),
 }
 MODELS: dict[str, tuple[dict[str, Any], str]] = {
