@@ -152,17 +152,16 @@ WRONG_COLUMNS = {
 @pytest.mark.parametrize("made", WRONG_COLUMNS.values(), ids=WRONG_COLUMNS)
 def test_wrong_columns_are_named_with_the_expected_ones(tmp_path: Path, made: pa.Table) -> None:
     message = error_with_test_file(tmp_path, made)
-    assert message.startswith(": got columns {")
-    assert all(name in message for name in made.column_names)
-    assert "expected img or image (struct with bytes) and label or fine_label (whole numbers)" in message
+    assert message.startswith(": cannot be read (")
+    assert "expected rows with img or image (struct with bytes) and label or fine_label (whole numbers)" in message
 
 
 WRONG_ROWS = {
-    "no image file": (b"<html>404</html>", 3, "no image that Pillow can decode"),
-    "null": (None, 3, "got no image or no label"),
-    "cut": (GOOD[: len(GOOD) // 2], 3, "no image that Pillow can decode"),
-    "small": (encoded(picture(0)[:31]), 3, "got an image of 32x31 pixels, expected 32x32"),
-    "no label": (GOOD, None, "got no image or no label"),
+    "no image file": (b"<html>404</html>", 3, ", row 2 (from 0): no image that Pillow can decode"),
+    "null": (None, 3, ": cannot be read (row 2 has no image)"),
+    "cut": (GOOD[: len(GOOD) // 2], 3, ", row 2 (from 0): no image that Pillow can decode"),
+    "small": (encoded(picture(0)[:31]), 3, ", row 2 (from 0): got an image of 32x31 pixels, expected 32x32"),
+    "no label": (GOOD, None, ": cannot be read ("),
 }
 
 
@@ -171,9 +170,8 @@ def test_wrong_rows_are_named(
     tmp_path: Path, cache: Path, image: bytes | None, label: int | None, problem: str
 ) -> None:
     message = error_with_test_file(tmp_path / "data", table([GOOD, GOOD, image, GOOD], [1, 2, label, 3]))
-    assert message.startswith(", row 2 (from 0): ")
+    assert message.startswith(problem)
     assert "0x" not in message
-    assert problem in message
     assert len(list(cache.iterdir())) == 2  # of train
 
 

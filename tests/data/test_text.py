@@ -147,9 +147,9 @@ BROKEN = {
     "no text": ('{"client": "a", "text": null}', {}, r"t.jsonl, row 0 \(from 0\): got 'a' and None"),
     "no such column": (LONG, {"text": "txt"}, "data.text_column: got 'txt'.*did you mean text"),
     "too short": (
-        f'{LONG}\n{{"client": "b", "text": "ab"}}', {}, r"1 of 2 clients .*\(client 'b': 2 tokens\), .* 161 tokens"
+        f'{LONG}\n{{"client": "b", "text": "ab"}}', {}, "got 2 of 2 clients .* with 2 tokens, expected 161 or more"
     ),
-    "all too short": (LONG, {"windows": Windows(min_tokens=500)}, "at most 400 tokens, expected one with data.min_tok"),
+    "all too short": (LONG, {"windows": Windows(min_tokens=500)}, "got 0 of 1 clients with data.min_tokens = 500"),
 }  # fmt: skip
 
 
@@ -166,8 +166,7 @@ def test_broken_files_of_text_are_named(content: str, settings: Any, message: st
         (lambda: texts("one text"), "data: got .*, expected the text of each client"),
         (lambda: texts({}), "data: got a dict of 0"),
         (lambda: texts(["ab" * 99], "words"), "data.tokens: got 'words', expected characters or bytes"),
-        (lambda: texts(["ab" * 99], lambda text: 1 / 0), "the tokenizer fails on .*ZeroDivisionError"),
-        (lambda: texts(["ab" * 99], lambda text: text), "the tokenizer fails on .*it gave str"),
+        (lambda: texts(["ab" * 99], lambda text: text), "the tokenizer gave str, expected a list"),
         (lambda: texts(["ab" * 99], lambda text: [-1] * 200), "the tokenizer gave -1 to -1"),
     ],
 )
@@ -183,7 +182,9 @@ def test_shakespeare_is_read_from_its_folder(tmp_path: Path) -> None:
     with pytest.warns(DataWarning, match=r"got 2 clients, published were 1,567"):
         pool = load_pool("shakespeare", tmp_path, windows=Windows(length=4))
     assert pool.client_names == ("eva", "bob")
-    with pytest.raises(UsageError, match=r"texts belong to clients.*pfedlms\.Problem\(\"shakespeare\"\)"):
+    with pytest.raises(
+        UsageError, match=r"texts of 'shakespeare' belong to clients.*pfedlms\.Problem\(\"shakespeare\"\)"
+    ):
         load_dataset("shakespeare", tmp_path)
     with pytest.raises(DataError, match=r"nobody offers shakespeare for download; put speakers.jsonl.gz"):
         next(download("shakespeare", tmp_path))

@@ -3,7 +3,6 @@ was read, once for all formats."""
 
 from __future__ import annotations
 
-import os
 import pickle
 import re
 import tarfile
@@ -51,13 +50,10 @@ def find_files(name: str, formats: Sequence[Format], directory: Path) -> tuple[F
                 return format, files
             if len(files) > len(most):
                 most, missing = files, next(file for file in matches if not matches[file]).replace("[-.]", "-")
-    if directory.is_dir() and not os.access(directory, os.R_OK | os.X_OK):
-        raise DataError(f"{directory}: cannot be read (permission denied); allow it")
     if most:
         raise DataError(f"{most[0].parent}: {missing} is missing beside {most[0].name}; fetch it, or remove the others")
-    nothing = f"nothing of {name} is in {directory} or where it usually is below it"
     raise DataError(
-        f"data.dir: {nothing if directory.is_dir() else f'{directory} is no folder'}; looked for "
+        f"data.dir: nothing of {name} is in {directory} or where it usually is below it; looked for "
         f"{', '.join(format.kind for format in formats)}; point --data-dir at the folder that holds it, or fetch it: "
         f"pfedlms data download {name} --data-dir {directory}"
     )
@@ -241,30 +237,18 @@ def _read_parquet(shape: Shape, files: Sequence[Path]) -> Iterator[Piece]:
         expected = [f"{part}-{number:05}-of-{len(names):05}" for number in range(len(names))]
         if [name[: len(expected[0])] for name in names] != expected:  # a hash may follow
             raise DataError(
-                f"{files[0].parent}: got {', '.join(names)}, expected as many as their names say, each once; fetch "
-                "what is missing, or remove the others"
+                f"{files[0].parent}: got {', '.join(names)}, expected as many as their names say, each once"
             )
+    columns = f"{' or '.join(_IMAGE_COLUMNS)} (struct with bytes) and {' or '.join(_LABEL_COLUMNS)} (whole numbers)"
     for path in files:
-        with open_parquet(path) as file:
-            image, label = _image_and_label_columns(path, file.schema_arrow)
+        with open_parquet(path, f"rows with {columns}") as file:
+            there = file.schema_arrow.names
+            known = (_IMAGE_COLUMNS, _LABEL_COLUMNS)
+            image, label = (next((name for name in names if name in there), names[0]) for names in known)
             # Threads of Arrow that still run when Python ends would abort the process.
             table = file.read(columns=[f"{image}.bytes", label], use_threads=False)
-            images = [row and row["bytes"] for row in table[image].to_pylist()]
-            labels = table[label].to_pylist()
-        rows = [f"{path}, row {row} (from 0)" for row in range(len(images))]
-        for row, *pair in zip(rows, images, labels, strict=True):
-            if None in pair:
-                raise DataError(f"{row}: got no image or no label, expected both; fetch the file again")
-        yield str(path), decode(images, rows, shape), np.array(labels, dtype=np.int64)
-
-
-def _image_and_label_columns(path: Path, schema: Any) -> tuple[str, str]:
-    columns = {field.name: str(field.type) for field in schema}
-    image, label = (next((name for name in names if name in columns), "") for names in (_IMAGE_COLUMNS, _LABEL_COLUMNS))
-    binary = re.match(r"struct<(.*, )?bytes: (large_)?binary\b", columns.get(image, ""))
-    if not binary or not re.fullmatch(r"u?int\d+", columns.get(label, "")):
-        raise DataError(
-            f"{path}: got columns {columns}, expected {' or '.join(_IMAGE_COLUMNS)} (struct with bytes) and "
-            f"{' or '.join(_LABEL_COLUMNS)} (whole numbers); the file is of another data set or layout"
-        )
-    return image, label
+            images = [row["bytes"] for row in table[image].to_pylist()]
+            labels = np.array(table[label].to_pylist(), dtype=np.int64)
+            if None in images:
+                raise ValueError(f"row {images.index(None)} has no image")
+        yield str(path), decode(images, [f"{path}, row {row} (from 0)" for row in range(len(images))], shape), labels

@@ -122,10 +122,7 @@ def load_dataset(name: str, data_dir: str | Path | None = None) -> tuple[Samples
     `file:PATH`, as `run` and `compare` accept them: train and test together, normalised by the data set's mean and
     standard deviation."""
     if name in DATASETS and DATASETS[name].is_text:
-        raise UsageError(
-            f"load_dataset: got {name!r}, whose texts belong to clients, expected samples and labels; "
-            f'use the name itself: pfedlms.Problem("{name}")'
-        )
+        raise UsageError(f'load_dataset: the texts of {name!r} belong to clients; use pfedlms.Problem("{name}")')
     pool = load_pool(name, data_dir)
     return pool.x, pool.y
 
@@ -181,20 +178,12 @@ def data_folder(name: str, directory: str | Path | None) -> Path:
 
 def _check_piece(name: str, source: Source, where: str, images: NDArray[Any], labels: NDArray[Any]) -> None:
     """Refuse a piece that cannot be of the data set `name`."""
-    if len(images) != len(labels) or not len(labels):
+    fits = images.shape == (len(labels), *source.shape) and images.dtype == np.uint8 and len(labels)
+    if not fits or not np.isin(labels, np.arange(source.classes)).all():
+        between = f" from {labels.min()} to {labels.max()}" if len(labels) else ""
         raise DataError(
-            f"{where}: got {len(images)} images and {len(labels)} labels, expected as many and at least one; fetch "
-            "the file again"
-        )
-    if images.shape[1:] != source.shape or images.dtype != np.uint8:
-        raise DataError(
-            f"{where}: got images of shape {images.shape[1:]} and type {images.dtype}, expected bytes of "
-            f"{source.shape} (channels, height, width); the file is not {name}'s"
-        )
-    if len(wrong := np.flatnonzero(~np.isin(labels, np.arange(source.classes)))):
-        raise DataError(
-            f"{where}: got label {labels[wrong[0]]} in sample {wrong[0]} (from 0), expected 0 to "
-            f"{source.classes - 1}; fetch the file again, or it is of another data set"
+            f"{where}: got images {images.shape} of type {images.dtype} and {len(labels)} labels{between}, expected "
+            f"bytes [n, *{source.shape}] and n whole labels from 0 to {source.classes - 1}; fetch {name} again"
         )
 
 
