@@ -216,7 +216,7 @@ def test_a_client_with_one_data_set_splits_it_into_train_and_test(make: Callable
 
 def test_a_client_with_one_sample_is_named() -> None:
     pool = read({"a": (X[:30], Y[:30]), "b": (X[30:31], Y[30:31])})
-    with pytest.raises(DataError, match=r"client 'b': got 1 sample, expected at least 2 .* or leave it out"):
+    with pytest.raises(DataError, match=r"client 'b': got 1 sample, expected at least 2 .* pair"):
         partitioned(pool, Partitioning(*PARTITION))
 
 

@@ -82,7 +82,7 @@ def test_a_single_training_sample_is_not_used_for_validation() -> None:
         data = from_pairs(clients_with(1, 4, 2, 1), validation=0.5)
     assert data.samples == (1, 2, 1, 1)
     assert [len(own) for own in data.validation] == [0, 2, 1, 0]
-    with pytest.raises(DataError, match=r"data.validation: got 0.5, but every client .* leave data.validation out"):
+    with pytest.raises(DataError, match=r"data.validation: 2 of 2 clients .* leave data.validation out"):
         from_pairs(clients_with(1, 1), validation=0.5)
 
 

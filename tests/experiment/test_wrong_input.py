@@ -109,8 +109,6 @@ MODELS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "too few outputs": ({"model": lambda: nn.Linear(4, 1)}, r"model: got outputs of shape \(5, 1\) .* per class$"),
     "nothing to train": ({"model": nn.Flatten}, "no trainable parameters"),
-    "traced": ({"model": lambda: torch.jit.trace(linear(), torch.zeros(1, 4))}, "model: has a TopLevelTracedModule"),
-    "parallel": ({"model": lambda: nn.DataParallel(linear())}, "model: has a DataParallel, .* wrapped"),
     "complex": ({"model": lambda: Complex(4, 2)}, "model: its parameter other is torch.complex64, but clients"),
     "hook of a parameter": ({"model": lambda: with_hook("register_hook")}, "weight has a hook of its gradient"),
     "hook of a module's parameter": ({"model": with_hook("register_hook")}, "use a hook of the module"),

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from numpy.typing import ArrayLike
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from pfedlms.data.federated import FederatedData, partitioned
-from pfedlms.data.file import read_columns, texts_by_client
 from pfedlms.data.partition import Indices, Partitioning
 from pfedlms.data.pool import Pool, build_pool
 from pfedlms.data.text import Windows, cut_windows
@@ -58,13 +56,13 @@ def from_pairs(pairs: Sequence[tuple[Pair, Pair]], seed: int = 0, validation: fl
 
 
 def texts(
-    clients: Mapping[str, str] | Sequence[str] | Path, tokens: Any = "characters", window: int = 80, stride: int = 0,
+    clients: Mapping[str, str] | Sequence[str], tokens: Any = "characters", window: int = 80, stride: int = 0,
     min_tokens: int = 0, vocabulary: Sequence[str] = (),
 ) -> Pool:  # fmt: skip
     """The text of clients as data for `run`: windows of tokens, each with the next token at every position.
 
     Args:
-        clients: the text of each client, by name or in a list; or a file with a column of clients and one of text.
+        clients: the text of each client, by name or in a list.
         tokens: `characters`, `bytes`, or a tokenizer: an object with `encode`, or a function, that turns a text into
         whole numbers from 0 on. Its vocabulary is that of `get_vocab()` or `vocab_size`, else the numbers that occur.
         window: how many tokens a sample has.
@@ -72,13 +70,8 @@ def texts(
         min_tokens: clients with fewer tokens are left out.
         vocabulary: the characters, where they are known, as in `Run.classes`; else those that occur.
     """
-    if isinstance(clients, Path):
-        by_client = texts_by_client(clients, read_columns(clients))
-        if not by_client:
-            raise DataError(f"{clients}: got no text, expected a column called text and one of clients")
-    else:
-        by_name = clients if isinstance(clients, Mapping) else dict(enumerate(clients))
-        by_client = {str(name): text for name, text in by_name.items()}
+    by_name = clients if isinstance(clients, Mapping) else dict(enumerate(clients))
+    by_client = {str(name): text for name, text in by_name.items()}
     if not by_client or isinstance(clients, str) or not all(isinstance(text, str) for text in by_client.values()):
         raise DataError(f"data: got {_describe(clients)}, expected the text of each client, as in {{'anna': 'Dear …'}}")
     pool = cut_windows(by_client, Windows(tokens, window, stride, min_tokens), names=vocabulary)

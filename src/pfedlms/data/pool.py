@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from pfedlms.checks import IS_MASKED
 from pfedlms.data.partition import SCHEMES, Indices
-from pfedlms.errors import DataError, DataWarning, reason
+from pfedlms.errors import DataError, reason
 
 Samples = NDArray[Any]
 """float32, or int64 where they are whole numbers."""
@@ -89,17 +88,6 @@ class Pool:
             name = self.names[self.y[0]] if self.names else self.y[0]
             raise DataError(
                 f"data: got labels that are all {name}, expected two classes or more; look where labels are taken from"
-            )
-
-    def warn_of_missing_class_numbers(self) -> None:
-        """Warn if classes are named by numbers from 0 on, of which some do not occur."""
-        names = () if self.tokens else self.names
-        if names[:1] == ("0",) and names[-1].isdecimal() and int(names[-1]) >= len(names):
-            warnings.warn(
-                f"data: labels are {', '.join(names[:5])}{', …' * (len(names) > 5)}, some numbers between them are "
-                "missing; the model's outputs are these classes in this order, not numbered by the labels",
-                DataWarning,
-                stacklevel=2,
             )
 
     def split_in_order(self, windows: Indices, client: int, share: float = 0.25) -> tuple[Indices, Indices]:

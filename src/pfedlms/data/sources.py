@@ -22,7 +22,7 @@ from pfedlms.data.formats import MATLAB, Format, cifar_formats, find_files, idx_
 from pfedlms.data.images import check_constants, normalise, read_folder
 from pfedlms.data.pool import Pool, Samples
 from pfedlms.data.text import Windows, cut_windows
-from pfedlms.errors import DataError, DataWarning, UsageError, did_you_mean
+from pfedlms.errors import DataError, DataWarning, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,6 @@ def load_dataset(name: str, data_dir: str | Path | None = None) -> tuple[Samples
     """Samples `[n, channels, height, width]` and labels `[n]` of the data set `name`, or of `folder:PATH` or
     `file:PATH`, as `run` and `compare` accept them: train and test together, normalised by the data set's mean and
     standard deviation."""
-    if name in DATASETS and DATASETS[name].is_text:
-        raise UsageError(f'load_dataset: the texts of {name!r} belong to clients; use pfedlms.Problem("{name}")')
     pool = load_pool(name, data_dir)
     return pool.x, pool.y
 
@@ -189,19 +187,16 @@ def _check_piece(name: str, source: Source, where: str, images: NDArray[Any], la
 
 def _compare_with_published(name: str, folder: Path, count: int, what: str, rows: Iterable[bytes]) -> None:
     """Warn if the data are not the published ones; refuse the data of another data set."""
-    source, doubt = DATASETS[name], ""
-    if count != source.samples:
-        doubt = f"{name}: got {count:,} {what}, published were {source.samples:,}"
-    elif source.published and source.published != (digest := fingerprint(rows)):
-        if other := next((other for other in DATASETS if DATASETS[other].published == digest), None):
-            raise DataError(
-                f"{folder}: holds the data set {other!r}, expected {name!r}; use --dataset {other}, or put the files "
-                f"of {name} there"
-            )
-        doubt = f"{name}: got {count:,} {what}, as many as were published, but not the same ({folder})"
-    if doubt:
-        remedy = f"a run uses them; if that is not meant, remove the files, then: pfedlms data download {name}"
-        warnings.warn(f"{doubt}; {remedy}", DataWarning, stacklevel=3)
+    published, digest = DATASETS[name].published, fingerprint(rows)
+    if other := next((other for other in DATASETS if other != name and DATASETS[other].published == digest), None):
+        raise DataError(f"{folder}: holds the data set {other!r}, expected {name!r}; use --dataset {other}")
+    if count != DATASETS[name].samples or published not in (None, digest):
+        warnings.warn(
+            f"{name}: got {count:,} {what} that are not the {DATASETS[name].samples:,} published ({folder}); they are "
+            f"used; for the others remove the files, then: pfedlms data download {name}",
+            DataWarning,
+            stacklevel=3,
+        )
 
 
 def fingerprint(rows: Iterable[bytes]) -> int:

@@ -15,8 +15,6 @@ from pfedlms import rng
 from pfedlms.backend import one_thread_per_operator
 from pfedlms.errors import PfedlmsError, UsageError, reason
 
-_WRAPPERS = (torch.jit.ScriptModule, nn.DataParallel, nn.parallel.DistributedDataParallel)
-
 
 def copy_module(module: nn.Module) -> nn.Module:
     """A copy of the module, so that the user's own is not changed."""
@@ -32,12 +30,6 @@ def copy_module(module: nn.Module) -> nn.Module:
 def trainable_module(module: nn.Module, sample: Tensor, key: int) -> nn.Module:
     """The module, ready for training: lazy layers are initialised with `sample: [batch, …]` and the stream `key`, and
     parameters of other floating types become float32."""
-    for part in module.modules():
-        if isinstance(part, _WRAPPERS):
-            raise UsageError(
-                f"model: has a {type(part).__name__}, which cannot run with clients' parameters; give the module that "
-                "was scripted, traced or wrapped"
-            )
     _refuse_hooks_of_parameters(module)
     for name, value in module.named_parameters():
         if value.is_complex() and value.requires_grad:
