@@ -121,7 +121,7 @@ def test_arrays_in_a_folder_are_memory_mapped(tmp_path: Path) -> None:
     assert (pool.owner.tolist(), pool.client_names) == ([0] * 4 + [1] * 4, ("0", "7"))
     assert partitioned(pool, Partitioning(2, 1.0, 0, 2)).client_names == ("0", "7")
     (tmp_path / "y.npy").write_bytes(b"nothing")
-    with pytest.raises(DataError, match=r"x\.npy: arrays of its folder cannot be read .*numpy\.save"):
+    with pytest.raises(DataError, match=r"x\.npy: cannot be read .*numpy\.save"):
         load_pool(name)
 
 

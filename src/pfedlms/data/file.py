@@ -187,42 +187,30 @@ def _channels_first(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _read_npz(path: Path) -> Columns:
-    try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(
-            f"{path}: cannot be read as arrays ({reason(error)}); write it with numpy.savez, and Python objects as "
-            "numpy.array(objects.tolist()) first"
-        ) from error
+    with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in arrays.files}
 
 
 def _read_npy(path: Path) -> Columns:
     """All arrays of the folder by the names of their files, memory-mapped: only the samples that are used are read."""
-    try:
-        return {file.stem: np.load(file, mmap_mode="r", allow_pickle=False) for file in path.parent.glob("*.npy")}
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path}: arrays of its folder cannot be read ({error}); write each with numpy.save") from error
+    return {file.stem: np.load(file, mmap_mode="r", allow_pickle=False) for file in path.parent.glob("*.npy")}
 
 
 def _read_csv(path: Path) -> Columns:
     """Columns of text, as tuples. The separator of `.tsv` is the tab, else whichever of comma, semicolon and tab is the
     most frequent in the header."""
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            header = file.readline()
-            file.seek(0)
-            delimiter = "\t" if path.suffix == ".tsv" else max(",;\t", key=header.count)
-            reader = csv.reader(file, delimiter=delimiter)
-            rows = [(reader.line_num, row) for row in reader if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: cannot be read ({error}); expected text in UTF-8 with a header") from error
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        header = file.readline()
+        file.seek(0)
+        delimiter = "\t" if path.suffix == ".tsv" else max(",;\t", key=header.count)
+        reader = csv.reader(file, delimiter=delimiter)
+        rows = [(reader.line_num, row) for row in reader if row]
     names = [name.strip() for _, header in rows[:1] for name in header]
-    if repeated := {name for name in names if names.count(name) > 1}:
-        raise DataError(f"{path}: got several columns called {', '.join(repeated)!r}, expected each name once")
+    if len(set(names)) < len(names):
+        raise ValueError(f"two columns have one name: {', '.join(names)}")
     for line, row in rows:
         if len(row) != len(names):
-            raise DataError(f"{path}, line {line}: got {len(row)} values, expected {len(names)} as in the header")
+            raise ValueError(f"line {line}: got {len(row)} values")
     columns = list(zip(*(row for _, row in rows[1:]), strict=True)) or [()] * len(names)
     return dict(zip(names, columns, strict=True))
 
@@ -251,22 +239,13 @@ def _read_parquet(path: Path) -> Columns:
 def _read_leaf(path: Path) -> Columns:
     """`{"user_data": {user: {"x": [...], "y": [...]}}}`, the layout of the LEAF benchmark. If x are texts, each with
     the character that follows it as y, they are joined to the running text of each user."""
-    try:
-        users = json.loads(read_contents(path))["user_data"]
-        rows = [(user, x, y) for user, own in users.items() for x, y in zip(own["x"], own["y"], strict=True)]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"{path}: not LEAF's JSON ({type(error).__name__}: {error}), expected user_data with as many x as y for "
-            "each user"
-        ) from error
-    clients, x, y = zip(*rows, strict=True) if rows else ([], [], [])
-    if not all(isinstance(each, str) for each in (*x, *y)) or not rows:
-        return {"x": list(x), "y": list(y), "client": list(clients)}
+    users = json.loads(read_contents(path))["user_data"]
+    rows = [(user, x, y) for user, own in users.items() for x, y in zip(own["x"], own["y"], strict=True)]
+    clients, x, y = (list(column) for column in zip(*rows, strict=True))
+    if not all(isinstance(each, str) for each in (*x, *y)):
+        return {"x": x, "y": y, "client": clients}
     if longer := [following for following in y if len(following) != 1]:
-        raise DataError(
-            f"{path}: got texts with y such as {longer[0]!r}, expected the one character that follows each; turn text "
-            "that is to be classified into numbers first"
-        )
+        raise ValueError(f"the y of a text is {longer[0]!r}")
     return {"client": list(users), "text": [_running_text(path, own["x"], own["y"]) for own in users.values()]}
 
 
@@ -303,31 +282,46 @@ def _read_json_lines(path: Path) -> Columns:
         except (ValueError, AttributeError):
             same = False
         if not same:
-            raise DataError(
-                f"{path}, line {number}: got {line[:60]!r}, expected JSON in UTF-8, an object with the same keys in "
-                "each line"
-            )
+            raise ValueError(f"line {number}: got {line[:60]!r}")
     return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
 
 
-READERS: dict[str, Callable[[Path], Columns]] = {
-    ".npz": _read_npz,
-    ".csv": _read_csv,
-    ".tsv": _read_csv,
-    ".parquet": _read_parquet,
-    ".json": _read_leaf,
-    ".jsonl": _read_json_lines,
-    ".jsonl.gz": _read_json_lines,
-    ".npy": _read_npy,
+_TABLE = "text in UTF-8, a header with different names and as many values in each line"
+_LINES = "JSON in UTF-8, an object with the same keys in each line"
+_LEAF = "user_data with as many x as y for each user; y of a text are the one character that follows each"
+READERS: dict[str, tuple[Callable[[Path], Columns], str]] = {
+    ".npz": (_read_npz, "arrays of numpy.savez, Python objects as numpy.array(objects.tolist())"),
+    ".csv": (_read_csv, _TABLE),
+    ".tsv": (_read_csv, _TABLE),
+    ".parquet": (_read_parquet, "a whole Parquet file"),
+    ".json": (_read_leaf, _LEAF),
+    ".jsonl": (_read_json_lines, _LINES),
+    ".jsonl.gz": (_read_json_lines, _LINES),
+    ".npy": (_read_npy, "arrays in its folder, each written by numpy.save"),
 }
-"""By how the name of a file ends."""
+"""By how the name of a file ends: its reader, and what is expected of the file."""
+_ERRORS = (
+    OSError,
+    ValueError,
+    EOFError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    csv.Error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 def read_columns(path: Path) -> Columns:
     """The columns of a file, read by the reader of its format."""
-    reader = next((READERS[ending] for ending in READERS if path.name.lower().endswith(ending)), None)
-    if reader is None:
+    ending = next((ending for ending in READERS if path.name.lower().endswith(ending)), None)
+    if ending is None:
         raise DataError(f"data.dataset: got file:{path}, expected a file that ends in {', '.join(READERS)}")
     if not path.is_file():
         raise DataError(f"data.dataset: {path} is no file; file:PATH names one")
-    return reader(path)
+    reader, expected = READERS[ending]
+    try:
+        return reader(path)
+    except _ERRORS as error:
+        raise DataError(f"{path}: cannot be read ({reason(error)}), expected {expected}") from error
