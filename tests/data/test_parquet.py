@@ -204,7 +204,7 @@ def test_a_missing_extra_is_named(tmp_path: Path) -> None:
         assert "install what is missing with: pip install 'pfedlms[data]'" in done.stdout
 
 
-def test_a_damaged_copy_is_made_again_with_a_warning(tmp_path: Path, cache: Path) -> None:
+def test_a_damaged_copy_is_made_again(tmp_path: Path, cache: Path) -> None:
     """Empty, cut, longer, and with one bit changed among the pixels, the names or the directory."""
     data = write(tmp_path / "data")
     load_dataset("cifar10", data)
@@ -214,8 +214,7 @@ def test_a_damaged_copy_is_made_again_with_a_warning(tmp_path: Path, cache: Path
     flips = [valid[:n] + bytes([valid[n] ^ 1]) + valid[n + 1 :] for n in (500, place + 2, len(valid) - 30)]
     for damage in (b"", valid[: len(valid) // 2], valid[:-1], b"not a zip file" * 20, *flips):
         copy.write_bytes(damage)
-        with pytest.warns(UserWarning, match=f"{copy.name}: cannot be read .* decoded again; PFEDLMS_CACHE names ano"):
-            assert_all(load_dataset("cifar10", data))
+        assert_all(load_dataset("cifar10", data))
         assert copy.read_bytes()[:100] == valid[:100]
         assert copy.stat().st_size == len(valid)
 

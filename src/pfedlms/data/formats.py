@@ -146,14 +146,14 @@ def _read_archive(name: str, batches: Sequence[str], files: Sequence[Path]) -> I
     path = files[0]
     try:
         with tarfile.open(fileobj=BytesIO(read_contents(path)), mode="r:") as archive:
-            members = {Path(member.name).name: archive.extractfile(member) for member in archive if member.isfile()}
-            contents = {batch: file.read() for batch, file in members.items() if file and batch in batches}
-    except (OSError, EOFError, tarfile.TarError) as error:
-        raise DataError(f"{path}: not a whole archive ({error}); fetch the file again") from error
-    for batch in batches:
-        if batch not in contents:
-            raise DataError(f"{path}: got {', '.join(members) or 'nothing'}, expected {batch} in it; fetch it again")
-        yield parse_batch(contents[batch], f"{path}/{batch}", name)
+            files_inside = {
+                Path(member.name).name: archive.extractfile(member) for member in archive if member.isfile()
+            }
+            contents = [file.read() for file in (files_inside[batch] for batch in batches) if file]
+    except (OSError, EOFError, KeyError, tarfile.TarError) as error:
+        raise DataError(f"{path}: not a whole archive ({reason(error)}); fetch the file again") from error
+    for batch, content in zip(batches, contents, strict=True):
+        yield parse_batch(content, f"{path}/{batch}", name)
 
 
 def parse_batch(content: bytes, where: str, name: str) -> Piece:
@@ -170,8 +170,8 @@ def parse_batch(content: bytes, where: str, name: str) -> Piece:
             raise ValueError(f"{_LABELS[name]} are no list of whole numbers")
     except Exception as error:  # damaged bytes can raise almost anything
         raise DataError(
-            f"{where}: no whole pickled batch of {name} ({reason(error)}), expected data (bytes [n, 3072]) and "
-            f"{_LABELS[name]}; fetch the file again, or it is of another data set"
+            f"{where}: no whole pickled batch of {name} ({reason(error)}), expected data (bytes [n, 3072], as they are "
+            f"published) and {_LABELS[name]}; fetch the file again"
         ) from error
     return where, images, labels
 
@@ -186,7 +186,7 @@ class _Call:
         self.state = state
 
 
-_ALLOWED = re.compile(r"numpy\.(ndarray|dtype|_?core\.(multiarray\._reconstruct|numeric\._frombuffer))|_codecs.encode")
+_ALLOWED = re.compile(r"numpy\.(ndarray|dtype|_?core\.multiarray\._reconstruct)|_codecs.encode")
 
 
 class _CallRecorder(pickle.Unpickler):
@@ -207,16 +207,10 @@ def _as_bytes(value: Any) -> Any:
 def _pixels(array: Any) -> NDArray[np.uint8]:
     """Images `[n, 3, 32, 32]` from the recorded calls that would make an array of bytes."""
     match array:
-        case _Call(name="_reconstruct", state=(_, shape, _Call(name="dtype", arguments=(kind, *_)), fortran, data)):
-            pass
-        case _Call(name="_frombuffer", arguments=(data, _Call(name="dtype", arguments=(kind, *_)), shape, order)):
-            fortran = order == "F"
-        case _:
-            raise ValueError("data are no array")
-    if _as_bytes(kind) != b"u1" or shape[1:] != (3072,):
-        raise ValueError("data are no bytes [n, 3072]")
-    flat = np.frombuffer(_as_bytes(data), dtype=np.uint8)
-    return flat.reshape(shape, order="F" if fortran else "C").reshape(-1, 3, 32, 32)
+        case _Call(name="_reconstruct", state=(_, shape, _Call(name="dtype", arguments=(kind, *_)), False, data)):
+            if _as_bytes(kind) == b"u1" and shape[1:] == (3072,):
+                return np.frombuffer(_as_bytes(data), dtype=np.uint8).reshape(-1, 3, 32, 32)
+    raise ValueError("data are no bytes [n, 3072]")
 
 
 # --- Parquet: all data sets, as data hubs store them: train-00000-of-00002.parquet, …, one image file per row ---

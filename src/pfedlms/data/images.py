@@ -36,8 +36,8 @@ Files = Sequence[Path | bytes]
 
 def decode(files: Files, names: Sequence[str], shape: Shape, resize: bool = False) -> NDArray[np.uint8]:
     """Images `[n, *shape]`, converted to grey or colour. All must have the size of `shape`, or `resize` brings them to
-    it (bilinear, proportions not kept). `names` are for error messages. A cached copy that cannot be read or written
-    costs a warning and the time to decode."""
+    it (bilinear, proportions not kept). `names` are for error messages. A cached copy that cannot be read is
+    made again."""
     with explain_missing_package("images"):
         import PIL
     digest = hashlib.sha256(f"images 1, {shape}, Pillow {PIL.__version__}, resized {resize}".encode())
@@ -46,15 +46,11 @@ def decode(files: Files, names: Sequence[str], shape: Shape, resize: bool = Fals
     user_cache = os.environ.get("XDG_CACHE_HOME", "")  # the standard ignores a relative path
     cache = os.environ.get("PFEDLMS_CACHE") or Path(user_cache if os.path.isabs(user_cache) else "~/.cache", "pfedlms")
     path = Path(os.path.expanduser(cache), f"{digest.hexdigest()}.npz")
-    remedy = "PFEDLMS_CACHE names another folder"
     try:
         with open(path, "rb") as copy, np.load(copy, allow_pickle=False) as arrays:
             return np.asarray(arrays["images"])
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        warnings.warn(f"{path}: cannot be read ({error}), so images are decoded again; {remedy}", stacklevel=3)
-    images = decode_uncached(files, names, shape, resize)
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        images = decode_uncached(files, names, shape, resize)
     temporary = path.with_suffix(f".{secrets.token_hex(8)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +60,7 @@ def decode(files: Files, names: Sequence[str], shape: Shape, resize: bool = Fals
     except OSError as error:
         temporary.unlink(missing_ok=True)
         problem = f"{path.parent}: cannot be written ({error.strerror}), so images will be decoded again next time"
-        warnings.warn(f"{problem}; {remedy}", stacklevel=3)
+        warnings.warn(f"{problem}; PFEDLMS_CACHE names another folder", stacklevel=3)
     return images
 
 

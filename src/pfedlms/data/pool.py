@@ -20,7 +20,6 @@ Samples = NDArray[Any]
 Constants = tuple[float, ...] | None
 
 _MAX_CODE = 1000  # numbers from 0 to below this are class numbers, even if some are missing in between
-_MAX_SHOWN = 5  # a message names at most so many values
 _BLOCK = 1 << 16  # samples that are checked together
 
 
@@ -237,8 +236,7 @@ def _class_labels(
         for (name, _), column in zip(parts, columns, strict=True):
             if len(outside := column[(column < 0) | (column >= len(names))]):
                 raise DataError(
-                    f"{name}: got label {outside[0]}, expected 0 to {len(names) - 1} for the classes "
-                    f"{_first_few(names)}; leave samples without a label out"
+                    f"{name}: got label {outside[0]}, expected 0 to {len(names) - 1}; leave samples without a label out"
                 )
         return columns, len(names), tuple(names)
     if first.dtype.kind == "i" and _are_class_numbers(labels):
@@ -271,8 +269,8 @@ def label_column(value: Any, name: str, what: str = "label") -> NDArray[Any]:
     if y.dtype.kind == "f":
         if broken := [label for label in values if not label.is_integer()]:
             raise DataError(
-                f"{name}: got {what}s such as {_first_few(broken)}, expected class numbers or names; numbers to be "
-                "predicted as they are need a loss, which is given in Python: pfedlms.run((x, y), model, loss=…)"
+                f"{name}: got {what}s such as {broken[0]}, expected class numbers or names; numbers to be predicted as "
+                "they are need a loss, which is given in Python: pfedlms.run((x, y), model, loss=…)"
             )
         return y.astype(np.int64)
     if (types := {type(label).__name__ for label in values}) != {"str"}:
@@ -285,10 +283,6 @@ def _is_missing(value: Any) -> bool:
     if isinstance(value, str):
         return not value.strip()
     return value is None or type(value).__name__ == "NAType" or bool(value != value)
-
-
-def _first_few(values: Sequence[Any]) -> str:
-    return ", ".join(map(str, values[:_MAX_SHOWN])) + ", …" * (len(values) > _MAX_SHOWN)
 
 
 def number_values(values: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
