@@ -1,5 +1,5 @@
 """One file with samples, labels and perhaps clients, or with clients and text, named as `file:PATH`. A new format is a
-reader and a line in `READERS`.
+reader and its line in `READERS`. A reader may raise any of `_ERRORS`: the message names the file and what is expected.
 
 | columns | names (case does not matter; the first that is there) |
 |---|---|

@@ -13,6 +13,7 @@ import secrets
 import warnings
 import zipfile
 from collections.abc import Sequence
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,8 @@ Files = Sequence[Path | bytes]
 
 def decode(files: Files, names: Sequence[str], shape: Shape, resize: bool = False) -> NDArray[np.uint8]:
     """Images `[n, *shape]`, converted to grey or colour. All must have the size of `shape`, or `resize` brings them to
-    it (bilinear, proportions not kept). `names` are for error messages. A cached copy that cannot be read is
-    made again."""
+    it (bilinear, proportions not kept). `names` are for error messages. A cached copy that cannot be read is made
+    again."""
     with explain_missing_package("images"):
         import PIL
     digest = hashlib.sha256(f"images 1, {shape}, Pillow {PIL.__version__}, resized {resize}".encode())
@@ -46,11 +47,10 @@ def decode(files: Files, names: Sequence[str], shape: Shape, resize: bool = Fals
     user_cache = os.environ.get("XDG_CACHE_HOME", "")  # the standard ignores a relative path
     cache = os.environ.get("PFEDLMS_CACHE") or Path(user_cache if os.path.isabs(user_cache) else "~/.cache", "pfedlms")
     path = Path(os.path.expanduser(cache), f"{digest.hexdigest()}.npz")
-    try:
-        with open(path, "rb") as copy, np.load(copy, allow_pickle=False) as arrays:
-            return np.asarray(arrays["images"])
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        images = decode_uncached(files, names, shape, resize)
+    unreadable = suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
+    with unreadable, open(path, "rb") as copy, np.load(copy, allow_pickle=False) as arrays:
+        return np.asarray(arrays["images"])
+    images = decode_uncached(files, names, shape, resize)
     temporary = path.with_suffix(f".{secrets.token_hex(8)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
