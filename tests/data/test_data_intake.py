@@ -216,15 +216,8 @@ def test_a_client_with_one_data_set_splits_it_into_train_and_test(make: Callable
 
 def test_a_client_with_one_sample_is_named() -> None:
     pool = read({"a": (X[:30], Y[:30]), "b": (X[30:31], Y[30:31])})
-    with pytest.raises(DataError, match=r"client 'b': got 1 sample, expected at least 2 .* or leave it out"):
+    with pytest.raises(DataError, match=r"client 'b': got 1 sample, expected at least 2 .* pair"):
         partitioned(pool, Partitioning(*PARTITION))
-
-
-@pytest.mark.parametrize("give", [read, pfedlms.data.texts])
-def test_names_of_clients_must_differ_as_text(give: Callable[[Any], Any]) -> None:
-    own = "to be or not " * 20 if give is pfedlms.data.texts else TRAIN
-    with pytest.raises(DataError, match=r"data: got two clients called '1', expected each name once; .* 1 and '1'"):
-        give({1: own, "1": own})
 
 
 ONE_HOT = np.eye(3)[Y]
@@ -293,9 +286,6 @@ def test_a_loss_of_its_own_gets_whole_numbers_as_they_are(targets: list[Any], cl
 
 def test_whole_numbers_that_are_objects_are_not_renumbered_either() -> None:
     assert read([(X, (Y + 1).astype(object))], any_targets=True).y.tolist() == (Y + 1).tolist()
-    uneven = np.array([[0] * (row % 2) for row in range(len(X))], dtype=object)
-    with pytest.raises(DataError, match="client 0: targets must be arrays of numbers, all of one shape"):
-        read([(X, uneven)], any_targets=True)
 
 
 def test_classes_are_numbered_over_all_clients() -> None:
@@ -337,47 +327,34 @@ def test_the_fingerprint_differs_for_whole_numbers_and_is_stable_for_floats() ->
     assert floats.fingerprint() == digest.hexdigest()
 
 
-class Broken(Items):
-    def __getitem__(self, place: int) -> Any:
-        raise KeyError("missing")
-
-
-class BrokenTable(Table):
-    def __getitem__(self, key: Any) -> Any:
-        raise RuntimeError("cannot be decoded")
-
-
 RAGGED = [list(range(3 + place % 2)) for place in range(60)]
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "DataLoader": (lambda: DataLoader(tensors(X, Y)), "data: got a DataLoader, .*; pass loader.dataset"),
-    "generator": (lambda: ((x, y) for x, y in zip(X, Y, strict=True)), "one after another, .* collect them"),
-    "streamed table": (lambda: SimpleNamespace(column_names=("x", "y"), features=None), "without streaming"),
-    "array": (lambda: X, r"data: got one array of shape \(60, 4\), expected samples and labels .* \(x, y\)"),
-    "texts by client": (lambda: {"a": "to be", "b": "or not"}, "client 'a': got a text, .* pfedlms.data.texts"),
-    "parts by name": (lambda: ({"a": X, "b": X}, Y), "data: got samples as a dict of 2, .* flatten its parts"),
-    "items of parts": (lambda: Items([{"a": x} for x in X], Y), "the sample of item 0 is a dict of 1, expected"),
-    "items of three": (lambda: tensors(X, X, Y), "item 0 is a tuple of 3, .* one tensor per sample"),
+    "DataLoader": (lambda: DataLoader(tensors(X, Y)), "data: got an object of type DataLoader, .* loader.dataset"),
+    "generator": (lambda: ((x, y) for x, y in zip(X, Y, strict=True)), "data: got an object of type generator"),
+    "array": (lambda: X, r"data: got one ndarray of shape \(60, 4\), expected samples and labels \(x, y\)"),
+    "texts by client": (lambda: {"a": "to be", "b": "or not"}, "client 'a': got an object .* pfedlms.data.texts"),
     "DataFrame": (
         lambda: pandas.DataFrame({"a": X[:, 0], "label": Y}),
-        r"data: got a DataFrame of shape \(60, 2\), expected samples and labels; pass \(df\[FEATURES\], df\[LAB",
+        r"data: got one DataFrame of shape \(60, 2\), .* \(df\[FEATURES\], df\[LABEL\]\) of a table",
     ),
-    "number": (lambda: 3, "data: got an object of type int, expected the name of a data set"),
     "nothing": (list, "data: got a list of 0, expected"),
-    "three data sets": (lambda: (TRAIN, TEST, TEST), "got a tuple of 3 .* put clients into a list"),
-    "Dataset and labels": (lambda: (tensors(X, Y), Y), "got a tuple of 2 .* expected two data sets"),
-    "client of three": (lambda: [(TRAIN, TEST, TEST)], "client 0: got a tuple of 3, expected a .train, test. pair"),
-    "no samples": (lambda: (X[:0], Y[:0]), "data: got no samples"),
-    "unlike lengths": (lambda: (X, Y[:9]), "data: got 60 samples and 9 labels, expected as many of each"),
+    "three data sets": (lambda: (TRAIN, TEST, TEST), "data: got a tuple of 3, .* or a list or dict of clients"),
+    "Dataset and labels": (lambda: (tensors(X, Y), Y), "got a tuple of 2, expected"),
+    "client of three": (lambda: [(TRAIN, TEST, TEST)], "client 0: got a tuple of 3, .* each with one or two"),
+    "parts by name": (lambda: [({"a": X, "b": X}, Y)], "client 0 train: got a dict of 2"),
+    "parts": (lambda: ((X, X), Y), "data: got 2 samples and 60 labels, expected as many of each"),
+    "items of parts": (lambda: Items([{"a": x} for x in X], Y), "data: got samples .* object, expected an array"),
+    "items of three": (lambda: tensors(X, X, Y), "item 0 is a tuple of 3, .* one tensor, .* flatten several parts"),
+    "no samples": (lambda: (X[:0], Y[:0]), r"data: got samples of shape \(0, 4\)"),
     "unlike clients": (lambda: {"a": TRAIN, "b": (TOKENS, Y)}, r"client 'b': got samples of shape \(7,\)"),
     "ragged": (lambda: (RAGGED, Y), "data: samples must be arrays of numbers, all of one shape .* pad, cut or resize"),
-    "text": (lambda: (TEXTS.tolist(), Y), "got samples that are text, .* token ids first"),
-    "objects": (lambda: ([{"a": 1}] * 60, Y), "got samples of type object, expected an array of numbers"),
+    "text": (lambda: (TEXTS.tolist(), Y), "got samples of .* type <U3, .* text into token ids"),
     "columns of two kinds": (
         lambda: (pandas.DataFrame({"a": X[:, 0], "b": TEXTS}), Y),
-        r"samples of type object, .*; turn .*pandas\.get_dummies\(df\)\.astype\('float32'\)",
+        r"type object, expected an array of numbers .*pandas\.get_dummies\(df\)\.astype\('float32'\)",
     ),
-    "sparse matrix": (lambda: (csr_matrix(X), Y), r"data: got no samples, .*; give its toarray\(\)"),
-    "train beside no split": (lambda: {"train": TRAIN, "bus": TEST}, "dict with train beside 'bus', .* or call the"),
+    "sparse matrix": (lambda: (csr_matrix(X), Y), r"got samples of shape \(\) .* a sparse matrix into toarray\(\)"),
+    "train beside no split": (lambda: {"train": TRAIN, "bus": TEST}, "a dict with train beside 'bus', expected train"),
     "NaN": (lambda: (X * np.nan, Y), "data: samples hold NaN or infinite values; clean them first"),
     "images of 16 bits": (
         lambda: ([Image.fromarray(pixels[..., 0].astype(np.uint16)) for pixels in PIXELS], Y),
@@ -386,26 +363,21 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "masked samples": (lambda: (np.ma.masked_less(X, 0), Y), r"data: samples: got a masked array, .*\.filled\(VALUE\)"),
     "masked labels": (lambda: (X, np.ma.masked_equal(Y, 1)), "data: labels: got a masked array"),
     "beyond float32": (lambda: (X.astype(np.float64) * 1e300, Y), "NaN or infinite values"),
-    "beyond int64": (lambda: (np.full((60, 2), 2**63, dtype=np.uint64), Y), "expected whole numbers below 2.63"),
-    "labels beyond int64": (lambda: (X, Y.astype(np.uint64) + 2**63), r"labels up to \d+, expected whole number"),
-    "items without a label": (lambda: StackDataset(a=X, b=X), "got the columns a, b, expected one of label"),
-    "broken items": (lambda: Broken(X, Y), "data: item 0 cannot be read .KeyError: 'missing'."),
     "columns of no name": (lambda: Table(a=X, b=X, label=Y), r"columns a, b, label, .*\(ds\['x'\], ds\['y'\]\)"),
-    "broken table": (lambda: BrokenTable(x=X, y=Y), "columns x and y cannot be read .cannot be decoded"),
     "unknown labels": (
         lambda: Tables(train=Table(NAMES, x=X, label=Y), rest=Table(NAMES, x=X, label=Y * 0 - 1)),
-        "data, rest: got label -1, expected 0 to 2 for the classes cat, dog, eel; leave samples without a label out",
+        "data, rest: got label -1, expected 0 to 2; leave samples without a label out",
     ),
     "other classes": (
         lambda: [Table(NAMES, x=X, label=Y), Table(NAMES[::-1], x=X, label=Y)],
-        "client 1: got the classes eel, dog, cat, expected cat, dog, eel as for client 0",
+        "client 1: got other classes than client 0",
     ),
-    "labels between classes": (lambda: (X, Y + 0.5), r"labels such as 0\.5, 1\.5, .* need a loss, which is given in"),
+    "labels between classes": (lambda: (X, Y + 0.5), r"labels such as 0\.5, .* need a loss, which is given in"),
     "missing labels": (lambda: (X, np.where(Y == 1, np.nan, Y)), "20 labels are missing, the first in sample 1"),
     "labels of several kinds": (lambda: (X, np.array([1, "a", 2.5] * 20, dtype=object)), "types float, int, str"),
-    "texts and numbers": (lambda: [(X, TEXTS), (X, Y)], "client 1: got labels that are numbers, expected texts as for"),
+    "texts and numbers": (lambda: [(X, TEXTS), (X, Y)], "client 1: got labels of type int64 .* those of client 0, <U3"),
     "one-hot of two widths": (
-        lambda: [(X, np.eye(3)[Y]), (X, np.eye(4)[Y])], "client 1: got labels that are one-hot 4 wide",
+        lambda: [(X, np.eye(3)[Y]), (X, np.eye(4)[Y])], r"client 1: .* shape \(60, 4\), .* and \(60, 3\)",
     ),
     "swapped": (lambda: (Y, X), r"labels of shape \(60, 4\) .* samples come first, \(x, y\)"),
 }  # fmt: skip

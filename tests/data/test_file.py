@@ -227,12 +227,11 @@ def test_users_of_leaf_may_be_numbers(tmp_path: Path) -> None:
 WRONG: dict[str, tuple[dict[str, list[Any]], dict[str, str], str]] = {
     "no label": ({"a": [1], "b": [2]}, {}, r"got a, b, expected one called label or .* data.label_column=COLUMN"),
     "no such label": ({"a": [1], "kind": [2]}, {"label": "kinf"}, r"data.label_column: got 'kinf'.*did you mean kind"),
-    "no features": ({"label": [1], "client": [2]}, {}, "got 1 rows and no features"),
+    "no features": ({"label": [1], "client": [2]}, {}, r"got 0 features and columns of \[1\] rows"),
     "words as features": (
         {"a": [1, 2], "town": ["Ulm", "Bonn"], "y": [0, 1]}, {},
         r"column 'town', sample 0 \(from 0\): got 'Ulm', expected a finite number",
     ),
-    "Python's underscores": ({"a": ["1_000", "2"], "y": [0, 1]}, {}, r"sample 0 \(from 0\): got '1_000', expected a"),
     "nothing a number": ({"a": [1.0, float("nan")], "y": [0, 1]}, {}, r"column 'a', sample 1 \(from 0\): got .*nan"),
 }  # fmt: skip
 
@@ -260,10 +259,10 @@ def test_missing_values_are_named(tmp_path: Path) -> None:
     ("arrays", "message"),
     [
         ({"x": np.zeros((2, 3))}, "got x, expected one called label or .*data.label_column"),
-        ({"y": np.zeros(2)}, "got 2 rows and no features, expected at least one"),
+        ({"y": np.zeros(2)}, r"got 0 features and columns of \[2\] rows"),
         ({"data": np.zeros((2, 3)), "y": np.zeros(2)}, r"got 'data' of shape \(2, 3\); samples .* must be called x"),
-        ({"x": np.zeros((2, 3)), "y": np.zeros(3)}, "got 3 rows of 'y' and 2 of 'x', expected as many"),
-        ({"x": np.array([{}, {}]), "y": np.zeros(2)}, r"cannot be read as arrays .*numpy\.array\(objects\.tolist"),
+        ({"x": np.zeros((2, 3)), "y": np.zeros(3)}, r"columns of \[2, 3\] rows, expected as many"),
+        ({"x": np.array([{}, {}]), "y": np.zeros(2)}, r"cannot be read \(.*numpy\.array\(objects\.tolist"),
     ],
 )
 def test_wrong_arrays_are_named(arrays: dict[str, np.ndarray], message: str, tmp_path: Path) -> None:
@@ -274,30 +273,28 @@ def test_wrong_arrays_are_named(arrays: dict[str, np.ndarray], message: str, tmp
 
 LEAF_OF = b'{"user_data": {"a": {"x": %s}}}'
 BROKEN = [
-    ("t.csv", b"", "got no columns"),
-    ("t.csv", b"a,label\n", "got 0 rows"),
-    ("t.csv", b"a,label\n1,2\n1,2,3\n", "line 3: got 3 values, expected 2 as in the header"),
-    ("t.csv", b"a,a,label\n1,2,3\n", "two columns called 'a'"),
+    ("t.csv", b"", "expected one called label"),
+    ("t.csv", b"a,label\n", r"columns of \[0\] rows"),
+    (
+        "t.csv",
+        b"a,label\n1,2\n1,2,3\n",
+        r"cannot be read \(line 3: got 3 values\), expected .* as many values in each line",
+    ),
+    ("t.csv", b"a,a,label\n1,2,3\n", "two columns have one name: a, a, label"),
     ("t.csv", b"a,label\n1,\xff\xfe\n", "cannot be read .* expected text in UTF-8"),
     ("t.csv", b"a,y\n1,0\n2, \n", "column 'y': 1 label is missing, the first in sample 1"),
-    ("t.json", b"{", "not LEAF's JSON .* expected user_data with x and y for each user"),
-    ("t.json", LEAF_OF % b"[[1]]", "not LEAF's JSON .KeyError: 'y'."),
+    ("t.json", b"{", "cannot be read .* expected user_data with as many x as y"),
+    ("t.json", LEAF_OF % b"[[1]]", "cannot be read .KeyError: 'y'."),
     ("t.json", LEAF_OF % b'[[1], [2, 3]], "y": [0, 1]', "column 'x': must be arrays"),
-    ("t.json", LEAF_OF % b'[[1], [2]], "y": [0]', "user 'a': got 2 x and 1 y, expected as many of each"),
-    (
-        "t.json",
-        LEAF_OF.replace(b"{", b'{"users": ["b"], ', 1) % b'[[1]], "y": [0]',
-        "got user 'a' only in one of users",
-    ),
-    ("t.json", LEAF_OF % b'["good film", "bad"], "y": ["pos", "neg"]', "got texts with y such as 'pos', expected the"),
-    ("t.json", LEAF_OF % b'["to be", "or"], "y": ["t", "n"]', "too little text for 2 windows .*'a': 10 tokens"),
-    ("t.jsonl", b'{"x": [1], "y": 0}\nnothing\n', "t.jsonl, line 2: got b'nothing', expected JSON"),
-    ("t.jsonl", b'{"x": [1], "y": 0}\n{"x": [1]}\n', "line 2: got .* an object with x, y"),
-    ("t.jsonl", b'{"x": [1], "y": 0}\n{"x": [1], "y": "cat"}\n', "line 2: got y that is text, unlike in the lines"),
+    ("t.json", LEAF_OF % b'[[1], [2]], "y": [0]', "cannot be read .zip"),
+    ("t.json", LEAF_OF % b'["good film", "bad"], "y": ["pos", "neg"]', "the y of a text is 'pos'.*, expected"),
+    ("t.json", LEAF_OF % b'["to be", "or"], "y": ["t", "n"]', "with 10 tokens, expected 161 or more, for 2 windows"),
+    ("t.jsonl", b'{"x": [1], "y": 0}\nnothing\n', "t.jsonl: cannot be read .line 2: got b'nothing'., expected JSON"),
+    ("t.jsonl", b'{"x": [1], "y": 0}\n{"x": [1]}\n', "line 2: got .* an object with the same keys"),
     ("t.jsonl", b"\xff\xfe", "line 1: got .*, expected JSON in UTF-8"),
     ("t.jsonl.gz", gzip.compress(b"{}", mtime=0)[:-4], "t.jsonl.gz: cannot be read"),
-    ("t.npz", b"PK\x03\x04 half of it", "as arrays"),
-    ("t.parquet", b"PAR1 something else", r"not a whole Parquet file \(.*\); write or fetch the file again"),
+    ("t.npz", b"PK\x03\x04 half of it", "expected arrays"),
+    ("t.parquet", b"PAR1 something else", r"cannot be read \(.*\), expected a whole Parquet file"),
 ]
 
 

@@ -152,17 +152,16 @@ WRONG_COLUMNS = {
 @pytest.mark.parametrize("made", WRONG_COLUMNS.values(), ids=WRONG_COLUMNS)
 def test_wrong_columns_are_named_with_the_expected_ones(tmp_path: Path, made: pa.Table) -> None:
     message = error_with_test_file(tmp_path, made)
-    assert message.startswith(": got columns {")
-    assert all(name in message for name in made.column_names)
-    assert "expected img or image (struct with bytes) and label or fine_label (whole numbers)" in message
+    assert message.startswith(": cannot be read (")
+    assert "expected rows with img or image (struct with bytes) and label or fine_label (whole numbers)" in message
 
 
 WRONG_ROWS = {
-    "no image file": (b"<html>404</html>", 3, "no image that Pillow can decode"),
-    "null": (None, 3, "got no image or no label"),
-    "cut": (GOOD[: len(GOOD) // 2], 3, "no image that Pillow can decode"),
-    "small": (encoded(picture(0)[:31]), 3, "got an image of 32x31 pixels, expected 32x32"),
-    "no label": (GOOD, None, "got no image or no label"),
+    "no image file": (b"<html>404</html>", 3, ", row 2 (from 0): no image that Pillow can decode"),
+    "null": (None, 3, ": cannot be read (row 2 has no image)"),
+    "cut": (GOOD[: len(GOOD) // 2], 3, ", row 2 (from 0): no image that Pillow can decode"),
+    "small": (encoded(picture(0)[:31]), 3, ", row 2 (from 0): got an image of 32x31 pixels, expected 32x32"),
+    "no label": (GOOD, None, ": cannot be read ("),
 }
 
 
@@ -171,9 +170,8 @@ def test_wrong_rows_are_named(
     tmp_path: Path, cache: Path, image: bytes | None, label: int | None, problem: str
 ) -> None:
     message = error_with_test_file(tmp_path / "data", table([GOOD, GOOD, image, GOOD], [1, 2, label, 3]))
-    assert message.startswith(", row 2 (from 0): ")
+    assert message.startswith(problem)
     assert "0x" not in message
-    assert problem in message
     assert len(list(cache.iterdir())) == 2  # of train
 
 
@@ -206,7 +204,7 @@ def test_a_missing_extra_is_named(tmp_path: Path) -> None:
         assert "install what is missing with: pip install 'pfedlms[data]'" in done.stdout
 
 
-def test_a_damaged_copy_is_made_again_with_a_warning(tmp_path: Path, cache: Path) -> None:
+def test_a_damaged_copy_is_made_again(tmp_path: Path, cache: Path) -> None:
     """Empty, cut, longer, and with one bit changed among the pixels, the names or the directory."""
     data = write(tmp_path / "data")
     load_dataset("cifar10", data)
@@ -216,8 +214,7 @@ def test_a_damaged_copy_is_made_again_with_a_warning(tmp_path: Path, cache: Path
     flips = [valid[:n] + bytes([valid[n] ^ 1]) + valid[n + 1 :] for n in (500, place + 2, len(valid) - 30)]
     for damage in (b"", valid[: len(valid) // 2], valid[:-1], b"not a zip file" * 20, *flips):
         copy.write_bytes(damage)
-        with pytest.warns(UserWarning, match=f"{copy.name}: cannot be read .* decoded again; PFEDLMS_CACHE names ano"):
-            assert_all(load_dataset("cifar10", data))
+        assert_all(load_dataset("cifar10", data))
         assert copy.read_bytes()[:100] == valid[:100]
         assert copy.stat().st_size == len(valid)
 

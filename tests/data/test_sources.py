@@ -93,9 +93,9 @@ def test_broken_idx_files_are_named(tmp_path: Path, kind: str, content: bytes, m
 
 
 WRONG = {
-    "more labels": ("t10k-labels-idx1", np.array([1, 2, 3]), "t10k-images-idx3-ubyte and .*got 2 images and 3"),
-    "other pixels": ("t10k-images-idx3", np.zeros((2, 14, 56)), r"got images of shape \(1, 14, 56\) .* of \(1, 28, 28"),
-    "a label beyond": ("train-labels-idx1", np.array([5, 0, 10]), r"got label 10 in sample 2 \(from 0\), expected"),
+    "more labels": ("t10k-labels-idx1", np.array([1, 2, 3]), r"t10k-images-idx3-ubyte and .*got images \(2, .* 3 lab"),
+    "other pixels": ("t10k-images-idx3", np.zeros((2, 14, 56)), r"got images \(2, 1, 14, 56\) .* \*\(1, 28, 28"),
+    "a label beyond": ("train-labels-idx1", np.array([5, 0, 10]), "3 labels from 0 to 10, expected .* from 0 to 9"),
 }  # fmt: skip
 
 
@@ -145,8 +145,8 @@ def test_svhn_files_are_found_and_pooled(tmp_path: Path, place: str) -> None:
 
 
 WRONG_MATLAB = {
-    "floats": (matlab(X=pixels(0, 6) / 1.0, y=numbers(6)), "and type float64, expected bytes of (3, 32, 32)"),
-    "broken label": (matlab(X=pixels(0, 2), y=np.array([[1.0], [2.5]])), "got label 2.5 in sample 1"),
+    "floats": (matlab(X=pixels(0, 6) / 1.0, y=numbers(6)), "of type float64 and 6 labels"),
+    "broken label": (matlab(X=pixels(0, 2), y=np.array([[1.0], [2.5]])), "2 labels from 1.0 to 2.5, expected"),
     "no labels": (matlab(X=pixels(0, 6)), "not a whole MATLAB file with X and y (KeyError: 'y')"),
     "half": (matlab(X=pixels(0, 6), y=numbers(6))[:9000], "not a whole MATLAB file"),
 }
@@ -165,7 +165,9 @@ def test_a_missing_file_or_folder_is_named(tmp_path: Path, monkeypatch: pytest.M
     (write(tmp_path) / "t10k-images-idx3-ubyte").unlink()
     with pytest.raises(DataError, match=f"{tmp_path}: t10k-images-idx3-ubyte is missing beside train-images"):
         load_dataset("mnist", tmp_path)
-    with pytest.raises(DataError, match="nowhere is no folder; looked for IDX files, Parquet files; point --data-dir"):
+    with pytest.raises(
+        DataError, match=r"nothing of mnist is in .*nowhere .*; looked for IDX files, Parquet files; point"
+    ):
         load_dataset("mnist", tmp_path / "nowhere")
     monkeypatch.delenv("PFEDLMS_DATA", raising=False)
     with pytest.raises(DataError, match="'mnist' is read from files; name their folder with --data-dir"):
@@ -178,7 +180,7 @@ def test_published_samples_are_recognised_by_their_contents(tmp_path: Path, monk
     """Another number of samples is used with a warning. With the published number, samples of another data set are
     refused and other samples are warned about."""
     write(tmp_path)
-    with pytest.warns(DataWarning, match="mnist: got 5 samples, published were 70,000"):
+    with pytest.warns(DataWarning, match="mnist: got 5 samples that are not the 70,000 published"):
         load_dataset("mnist", tmp_path)
     rows = [image.astype(np.uint8).tobytes() + bytes([label]) for part, images in IMAGES.items()
             for image, label in zip(images, LABELS[part], strict=True)]  # fmt: skip
@@ -189,5 +191,5 @@ def test_published_samples_are_recognised_by_their_contents(tmp_path: Path, monk
     with pytest.raises(DataError, match=f"{tmp_path}: holds the data set 'mnist', expected 'fmnist'; use --dataset mn"):
         load_dataset("fmnist", tmp_path)
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(np.array([5, 0, 8])))
-    with pytest.warns(DataWarning, match=rf"5 samples, as many as were published, but not the same \({tmp_path}\)"):
+    with pytest.warns(DataWarning, match=rf"got 5 samples that are not the 5 published \({tmp_path}\)"):
         load_dataset("mnist", tmp_path)

@@ -20,7 +20,7 @@ from torch import nn
 
 import factories
 import pfedlms
-from pfedlms.data import Partitioning, Windows, load_dataset, load_pool, partitioned, texts
+from pfedlms.data import Partitioning, Windows, load_pool, partitioned, texts
 from pfedlms.data.download import download
 from pfedlms.data.text import cut_windows
 from pfedlms.errors import DataError, DataWarning, UsageError
@@ -117,7 +117,6 @@ def test_a_file_of_text_is_cut_into_windows(name: str, tmp_path: Path) -> None:
     expected = cut_windows({"eva": EVA, "bob": BOB}, Windows(length=4))
     assert (pool.names, pool.client_names) == (expected.names, expected.client_names)
     assert (pool.x.tolist(), pool.y.tolist()) == (expected.x.tolist(), expected.y.tolist())
-    assert texts(tmp_path / name, window=4).x.tolist() == expected.x.tolist()
 
 
 @pytest.mark.parametrize("stride", [1, 2, 5, 10])
@@ -142,14 +141,14 @@ def test_a_text_column_beside_labels_can_be_named(tmp_path: Path) -> None:
 
 LONG = json.dumps({"client": "a", "text": "ab" * 200})
 BROKEN = {
-    "no client": ('{"text": "abc"}', {}, "t.jsonl: got text and no column that says whose it is"),
-    "number as text": (f'{LONG}\n{{"client": "b", "text": 3}}', {}, r"t.jsonl, line 2: got text that is no text"),
-    "no text": ('{"client": "a", "text": null}', {}, r"t.jsonl, row 0 \(from 0\): got NoneType as text"),
+    "no client": ('{"text": "abc"}', {}, "t.jsonl: got text and no column called client or user"),
+    "number as text": (f'{LONG}\n{{"client": "b", "text": 3}}', {}, r"t.jsonl, row 1 \(from 0\): got 'b' and 3"),
+    "no text": ('{"client": "a", "text": null}', {}, r"t.jsonl, row 0 \(from 0\): got 'a' and None"),
     "no such column": (LONG, {"text": "txt"}, "data.text_column: got 'txt'.*did you mean text"),
     "too short": (
-        f'{LONG}\n{{"client": "b", "text": "ab"}}', {}, r"1 of 2 clients .*\(client 'b': 2 tokens\), .* 161 tokens"
+        f'{LONG}\n{{"client": "b", "text": "ab"}}', {}, "got 2 of 2 clients .* with 2 tokens, expected 161 or more"
     ),
-    "all too short": (LONG, {"windows": Windows(min_tokens=500)}, "at most 400 tokens, expected one with data.min_tok"),
+    "all too short": (LONG, {"windows": Windows(min_tokens=500)}, "got 0 of 1 clients with data.min_tokens = 500"),
 }  # fmt: skip
 
 
@@ -166,8 +165,7 @@ def test_broken_files_of_text_are_named(content: str, settings: Any, message: st
         (lambda: texts("one text"), "data: got .*, expected the text of each client"),
         (lambda: texts({}), "data: got a dict of 0"),
         (lambda: texts(["ab" * 99], "words"), "data.tokens: got 'words', expected characters or bytes"),
-        (lambda: texts(["ab" * 99], lambda text: 1 / 0), "the tokenizer fails on .*ZeroDivisionError"),
-        (lambda: texts(["ab" * 99], lambda text: text), "the tokenizer fails on .*it gave str"),
+        (lambda: texts(["ab" * 99], lambda text: text), "the tokenizer gave str, expected a list"),
         (lambda: texts(["ab" * 99], lambda text: [-1] * 200), "the tokenizer gave -1 to -1"),
     ],
 )
@@ -180,11 +178,9 @@ def test_shakespeare_is_read_from_its_folder(tmp_path: Path) -> None:
     (tmp_path / "shakespeare").mkdir()
     lines = "\n".join(map(json.dumps, LINES))
     (tmp_path / "shakespeare" / "speakers.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
-    with pytest.warns(DataWarning, match=r"got 2 clients, published were 1,567"):
+    with pytest.warns(DataWarning, match="got 2 clients that are not the 1,567 published"):
         pool = load_pool("shakespeare", tmp_path, windows=Windows(length=4))
     assert pool.client_names == ("eva", "bob")
-    with pytest.raises(UsageError, match=r"texts belong to clients.*pfedlms\.Problem\(\"shakespeare\"\)"):
-        load_dataset("shakespeare", tmp_path)
     with pytest.raises(DataError, match=r"nobody offers shakespeare for download; put speakers.jsonl.gz"):
         next(download("shakespeare", tmp_path))
 

@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 from PIL import Image
 from small import edit_config
-from torch import nn
 
 import pfedlms
 from pfedlms.cli import main
 from pfedlms.data.download import FILES, MIRRORS
-from pfedlms.errors import DataWarning
 from pfedlms.report import plans
 
 
@@ -38,13 +36,6 @@ def image_folder(root: Path) -> Path:
         for number in range(20):
             Image.new("L", (4, 4), 80 * place + number).save(root / name / f"{number}.png")
     return root
-
-
-def test_class_numbers_with_gaps_are_named(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("a,label\n" + "".join(f"{row},{(0, 3, 5)[row % 3]}\n" for row in range(60)))
-    with pytest.warns(DataWarning, match="labels are 0, 3, 5, some numbers between them are missing; .* in this order"):
-        run = pfedlms.run(f"file:{tmp_path / 't.csv'}", nn.Linear(1, 3), clients=2, rounds=1, progress=False, alpha=9.0)
-    assert run.classes == ("0", "3", "5")
 
 
 @pytest.mark.parametrize("changed", [False, True])

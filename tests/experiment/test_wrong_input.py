@@ -81,15 +81,18 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "device below 0": ({"device": "cuda:-1"}, "run.device: got .*, expected one of: auto, cpu, cuda, cuda:N"),
 }
 DATA: dict[str, tuple[dict[str, Any], str]] = {
-    "four arrays": ({"data": (X, Y, X, Y)}, r"^data: got a tuple of 4 arrays, .*\(x_train, y_train\), \(x_test, y_te"),
-    "client of three": ({"data": [(X, Y, Y)]}, "^client 0: got a tuple of 3 arrays, expected samples and labels"),
-    "pairs": ({"data": list(zip(X, Y, strict=True))}, r"^data: got a list of 80 samples, each with its label; .*row\["),
+    "four arrays": ({"data": (X, Y, X, Y)}, r"^client 0: got one ndarray of shape .*, expected samples and labels \(x"),
+    "client of three": ({"data": [(X, Y, Y)]}, "^client 0: got a tuple of 3, expected samples and labels"),
+    "pairs": (
+        {"data": list(zip(X, Y, strict=True))},
+        r"^client 0: got labels of shape \(\) .*, expected one class per",
+    ),
     "too few": ({"data": (X[:3], Y[:3])}, "got 2 clients with data.min_samples 10 each, but there are only 3 samples"),
     "too few numbers": (loss(squared_error, clients=60), r"use at most \d+ clients or a smaller data\.min_samples"),
     "no newcomer": ({"newcomers": 0.01}, r"data\.newcomers: got 0\.01, which is 0 of 2 clients"),
     "partition": ({"data": [(X, Y)] * 2, "partition": "iid"}, r"data\.partition: got 'iid', but data are given client"),
     "NaN": (loss(squared_error, data=(X, np.full((80, 2), np.nan))), "targets hold NaN"),
-    "complex": (loss(squared_error, data=(X, NUMBERS.astype(complex))), "got targets of type complex128"),
+    "complex": (loss(squared_error, data=(X, NUMBERS.astype(complex))), "got targets of .* type complex128"),
     "no images": ({"augment": "crop"}, r"train\.augment: got 'crop', but samples have shape \(4,\)"),
 }
 MODELS: dict[str, tuple[dict[str, Any], str]] = {
@@ -101,8 +104,6 @@ MODELS: dict[str, tuple[dict[str, Any], str]] = {
     "embedding": ({"model": embedding_model, "data": (abs(X).round(), Y)}, r"type torch\.float32 \(.*Long, Int"),
     "too few outputs": ({"model": lambda: nn.Linear(4, 1)}, r"outputs of shape \(5, 1\) .* per class, 0 to 1$"),
     "nothing to train": ({"model": nn.Flatten}, "no trainable parameters"),
-    "traced": ({"model": lambda: torch.jit.trace(linear(), torch.zeros(1, 4))}, "model: is scripted or traced"),
-    "parallel": ({"model": lambda: nn.DataParallel(linear())}, "model: is wrapped in DataParallel .* model.module"),
     "complex": ({"model": lambda: Complex(4, 2)}, "model: its parameter other is torch.complex64, but clients"),
     "hook of a parameter": ({"model": lambda: with_hook("register_hook")}, "weight has a hook of its gradient"),
     "hook of a module's parameter": ({"model": with_hook("register_hook")}, "use a hook of the module"),
@@ -124,8 +125,8 @@ LOSSES: dict[str, tuple[dict[str, Any], str]] = {
     "failure": (loss(lambda o, t: 1 / 0), "loss: fails on outputs of shape .*division by zero"),
     "no gradient": (loss(lambda o, t: squared_error(o, t).detach()), "numbers without a gradient"),
     "name": (loss("mse"), "loss: got 'mse', expected a function"),
-    "whole numbers": (loss(binary_loss, data=(X, (X[:, :2] > 0).astype(int))), "it takes targets that are floats: "),
-    "metric of numpy": ({"metric": lambda o, t: o.numpy()[:, 0]}, "^metric: got ndarray, .*nothing but torch$"),
+    "whole numbers": (loss(binary_loss, data=(X, (X[:, :2] > 0).astype(int))), r"^loss: fails on .*torch.int64 \("),
+    "metric of numpy": ({"metric": lambda o, t: o.numpy()[:, 0]}, "^metric: got ndarray, expected a tensor"),
     "metric": ({"metric": ("name", 3)}, r"metric: got 3, expected a function .*, or a pair \(name, function\)"),
 }
 
@@ -173,9 +174,6 @@ def test_the_remedies_that_messages_name_work() -> None:
     several = (X[:, :2] > 0).astype(int)
     pfedlms.run((X, several.astype(np.float32)), linear, loss=binary_loss, **FEW)
     pfedlms.run((X, several), linear, loss=lambda o, t: binary_loss(o, t.float()), **FEW)
-    with pytest.raises(UsageError) as caught:
-        pfedlms.run((X, Y), linear, loss=lambda o, t: o.nowhere, **FEW)
-    assert "floats" not in str(caught.value)  # that remedy would not help here
     pfedlms.run((X, Y), lambda: nn.Sequential(linear(), nn.GroupNorm(1, 2)), **{**FEW, "batch_size": 1})
 
 

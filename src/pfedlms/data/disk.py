@@ -32,13 +32,13 @@ def explain_missing_package(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def open_parquet(path: Path) -> Iterator[Any]:
-    """Open a Parquet file; errors of Arrow become a DataError that names the file."""
+def open_parquet(path: Path, expected: str = "a whole Parquet file") -> Iterator[Any]:
+    """Open a Parquet file; what goes wrong inside becomes a DataError that names the file."""
     with explain_missing_package("Parquet files"):
         import pyarrow as arrow
         from pyarrow import parquet
     try:
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
             yield file
-    except (OSError, ValueError, KeyError, arrow.ArrowException) as error:
-        raise DataError(f"{path}: not a whole Parquet file ({reason(error)}); write or fetch the file again") from error
+    except (OSError, ValueError, KeyError, TypeError, arrow.ArrowException) as error:
+        raise DataError(f"{path}: cannot be read ({reason(error)}), expected {expected}; fetch it again") from error

@@ -64,18 +64,12 @@ def download(name: str, directory: str | Path, force: bool = False, progress: An
         import pooch
     pooch.get_logger().setLevel("WARNING")
     folder = Path(directory) / name
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for file, sha256 in FILES[name].items():
-            path = folder / file
-            if path.exists() and pooch.file_hash(str(path)) != sha256 and not force:
-                raise DataError(f"{path}: is not the published file; remove it, or replace it with --force")
-            yield _fetch(path, sha256, [f"{mirror}/{file}" for mirror in MIRRORS[name]], progress)
-    except OSError as error:
-        raise DataError(
-            f"{error.filename or folder}: cannot be written ({error.strerror}); make room, or name another folder with "
-            "--data-dir"
-        ) from error
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, sha256 in FILES[name].items():
+        path = folder / file
+        if path.exists() and pooch.file_hash(str(path)) != sha256 and not force:
+            raise DataError(f"{path}: is not the published file; remove it, or replace it with --force")
+        yield _fetch(path, sha256, [f"{mirror}/{file}" for mirror in MIRRORS[name]], progress)
 
 
 def _fetch(path: Path, sha256: str, urls: list[str], progress: Any) -> Path:

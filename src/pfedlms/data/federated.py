@@ -141,8 +141,8 @@ def _separate_newcomers(data: FederatedData, how: Partitioning) -> FederatedData
         return data
     if not 0 < count < data.clients:
         raise DataError(
-            f"data.newcomers: got {how.newcomers}, which is {count} of {data.clients} clients, expected at least one, "
-            "and one that stays; change it or data.clients"
+            f"data.newcomers: got {how.newcomers}, which is {count} of {data.clients} clients, expected at least one "
+            "and one that stays"
         )
     drawn = permutation(stream(how.seed, "newcomers"), data.clients)
     newcomers, clients = (sorted(ids.tolist()) for ids in np.split(drawn, [count]))
@@ -171,19 +171,24 @@ def from_client_indices(
         splits = Splits(indices, pool.strata, seed)
         train, test = splits.train, splits.held_out
     else:
-
-        def cut(part: Indices, k: int) -> tuple[Indices, Indices]:
-            if pool.overlap is not None:
-                return pool.split_in_order(part, k)
-            return split(pool.strata, part, seed, k, client_name=pool.client_name(k))
-
-        pairs = (part if isinstance(part, tuple) else cut(part, k) for k, part in enumerate(indices))
+        pairs = list[tuple[Indices, Indices]]()
+        for k, part in enumerate(indices):
+            if isinstance(part, tuple):
+                pairs.append(part)
+            elif pool.overlap is not None:
+                pairs.append(pool.split_in_order(part, k))
+            else:
+                pairs.append(split(pool.strata, part, seed, k, client_name=pool.client_name(k)))
         train, test = zip(*pairs, strict=True)
     if validation and pool.overlap is not None:
         train, held_out = zip(*(pool.split_in_order(part, k, validation) for k, part in enumerate(train)), strict=True)
     elif validation:
         splits = Splits(train, pool.strata, seed, validation, "validation")
-        _check_validation_sizes(splits.held_out.sizes, validation)
+        if single := int((splits.held_out.sizes == 0).sum()):
+            message = f"data.validation: {single} of {len(train)} clients hold a single training sample"
+            if single == len(train):
+                raise DataError(f"{message}, expected one with 2 or more; leave data.validation out")
+            warnings.warn(f"{message} and set nothing aside; V-acc is of the others", stacklevel=2)
         train, held_out = splits.train, splits.held_out
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nothing here writes
@@ -191,19 +196,3 @@ def from_client_indices(
     return FederatedData(
         x, y, train, test, pool.classes, held_out, pool.names, mean=pool.mean, std=pool.std, tokens=pool.tokens
     )
-
-
-def _check_validation_sizes(sizes: Indices, share: float) -> None:
-    """Warn of clients that have one training sample, of which nothing can be held out; refuse if all are such."""
-    single = int((sizes == 0).sum())
-    if single == len(sizes):
-        raise DataError(
-            f"data.validation: got {share}, but every client holds a single training sample, expected one with 2 or "
-            "more; leave data.validation out, or give clients more samples"
-        )
-    if single:
-        warnings.warn(
-            f"data.validation: {single} of {len(sizes)} clients hold a single training sample and set nothing aside; "
-            "V-acc is of the others",
-            stacklevel=3,
-        )

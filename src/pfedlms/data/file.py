@@ -1,5 +1,5 @@
 """One file with samples, labels and perhaps clients, or with clients and text, named as `file:PATH`. A new format is a
-reader and a line in `READERS`.
+reader and its line in `READERS`. A reader may raise any of `_ERRORS`: the message names the file and what is expected.
 
 | columns | names (case does not matter; the first that is there) |
 |---|---|
@@ -21,7 +21,7 @@ import re
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import nan
 from pathlib import Path
@@ -36,7 +36,7 @@ from pfedlms.data.pool import Constants, Pool, as_array, build_pool, label_colum
 from pfedlms.data.text import Windows, cut_windows
 from pfedlms.errors import DataError, DataWarning, did_you_mean, reason
 
-Columns = Mapping[str, Any]
+Columns = dict[str, Any]
 """Sequences or arrays by name, one entry per sample."""
 _LABELS, _CLIENTS = ("label", "class", "target", "y", "labels"), ("client", "user", "client_id", "clients")
 _SAMPLES = ("x", "samples", "images")
@@ -54,14 +54,14 @@ def read_file(
     """The pool of one file. `label`, `client` and `text` name the columns of the class, the client and the text where
     these have other names than above. Images are normalised by `mean` and `std`, or by those of their own channels;
     text is cut into `windows`."""
-    columns = dict(read_columns(path))
+    columns = read_columns(path)
     if texts := texts_by_client(path, columns, label, client, text):
         return cut_windows(texts, windows or Windows(), path)
     clients = _find_column(path, columns, client, _CLIENTS, "owner_column")
     labels = _find_column(path, columns, label, _LABELS, "label_column")
     for name, values in columns.items():
-        if isinstance(values, tuple):  # a CSV holds only text
-            values = _parse_names(values, name == labels) if name in (labels, clients) else _parse_features(values)
+        if isinstance(values, tuple) and name in (labels, clients):  # a CSV holds only text
+            values = _parse_names(values, name == labels)
         columns[name] = as_array(values, f"{path}, column {name!r}:")
     x = _samples(path, columns, labels, clients)
     y, names = _number_column(path, columns, labels, "label")
@@ -84,14 +84,13 @@ def texts_by_client(path: Path, columns: Columns, label: str = "", client: str =
     owner = _find_column(path, columns, client, _CLIENTS, "owner_column")
     if not owner:
         raise DataError(
-            f"{path}: got text and no column that says whose it is, expected client, user or client_id; name it with "
-            "--set data.owner_column=COLUMN (owner_column in Python)"
+            f"{path}: got text and no column called {' or '.join(_CLIENTS)}; name it with --set "
+            "data.owner_column=COLUMN (owner_column in Python)"
         )
     texts: dict[str, list[str]] = {}
     for row, (name, words) in enumerate(zip(columns[owner], columns[column], strict=True)):
         if not isinstance(words, str) or name is None:
-            wrong = f"{type(words).__name__} as text" if name is not None else "no client"
-            raise DataError(f"{path}, row {row} (from 0): got {wrong}, expected a client and its text")
+            raise DataError(f"{path}, row {row} (from 0): got {name!r} and {words!r}, expected a client and its text")
         texts.setdefault(str(name), []).append(words)
     return {name: "\n".join(rows) for name, rows in texts.items()}
 
@@ -120,14 +119,12 @@ def _samples(path: Path, columns: Columns, labels: str, clients: str) -> NDArray
     others = [name for name in columns if name != labels and not (clients and name == clients)]
     index = [name for name in others if _INDEX.fullmatch(name) or (not name and name == next(iter(columns)))]
     features = arrays[:1] or [name for name in others if name not in index]
-    rows = {name: len(np.atleast_1d(columns[name])) for name in (labels, *features, clients) if name}
-    if wrong := [name for name in rows if rows[name] != rows[labels] or not rows[name]]:
+    sizes = {len(np.atleast_1d(columns[name])) for name in (labels, *features, clients) if name}
+    if len(sizes) > 1 or 0 in sizes or not features:
         raise DataError(
-            f"{path}: got {rows[labels]} rows of {labels!r} and {rows[wrong[-1]]} of {wrong[-1]!r}, expected as many "
-            "and at least one"
+            f"{path}: got {len(features)} features and columns of {sorted(sizes)} rows, expected as "
+            "many rows in each column, and at least one feature and one row"
         )
-    if not features:
-        raise DataError(f"{path}: got {len(columns[labels])} rows and no features, expected at least one")
     if arrays:
         samples: NDArray[Any] = columns[arrays[0]]
         return samples
@@ -154,9 +151,7 @@ def _feature(path: Path, name: str, values: NDArray[Any]) -> NDArray[np.float32]
     if values.ndim > 1:
         raise DataError(f"{path}: got {name!r} of shape {values.shape}; samples of several numbers must be called x")
     with np.errstate(over="ignore"):  # too large a number becomes infinite, which is refused
-        numbers = (
-            values if values.dtype.kind in "fiub" else np.array([_float_or_nan(value) for value in values.tolist()])
-        )
+        numbers = values if values.dtype.kind in "fiub" else np.array([_float_or_nan(each) for each in values.tolist()])
         column = numbers.astype(np.float32)
     if len(wrong := np.flatnonzero(~np.isfinite(column))):
         raise DataError(
@@ -167,10 +162,6 @@ def _feature(path: Path, name: str, values: NDArray[Any]) -> NDArray[np.float32]
 
 
 def _float_or_nan(value: Any) -> float:
-    """The number that `value` is or spells. Python reads 1_000 and the digits of all scripts, too, which is not done
-    here."""
-    if isinstance(value, str) and ("_" in value or not value.isascii()):
-        return nan
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -179,8 +170,8 @@ def _float_or_nan(value: Any) -> float:
 
 def _number_column(path: Path, columns: Columns, name: str, what: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """The number of each sample's label or client, and the names by number. None may be missing."""
-    kind, values = label_column(columns[name], f"{path}, column {name!r}", what)
-    return number_values(values.argmax(axis=1) if kind == "one-hot" else values)
+    values = label_column(columns[name], f"{path}, column {name!r}", what)
+    return number_values(values.argmax(axis=1) if values.ndim > 1 else values)
 
 
 def _channels_first(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -196,49 +187,32 @@ def _channels_first(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _read_npz(path: Path) -> Columns:
-    try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
-    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(
-            f"{path}: cannot be read as arrays ({reason(error)}); write it with numpy.savez, and Python objects as "
-            "numpy.array(objects.tolist()) first"
-        ) from error
+    with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in arrays.files}
 
 
 def _read_npy(path: Path) -> Columns:
     """All arrays of the folder by the names of their files, memory-mapped: only the samples that are used are read."""
-    try:
-        return {file.stem: np.load(file, mmap_mode="r", allow_pickle=False) for file in path.parent.glob("*.npy")}
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path}: arrays of its folder cannot be read ({error}); write each with numpy.save") from error
+    return {file.stem: np.load(file, mmap_mode="r", allow_pickle=False) for file in path.parent.glob("*.npy")}
 
 
 def _read_csv(path: Path) -> Columns:
     """Columns of text, as tuples. The separator of `.tsv` is the tab, else whichever of comma, semicolon and tab is the
     most frequent in the header."""
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            header = file.readline()
-            file.seek(0)
-            delimiter = "\t" if path.suffix == ".tsv" else max(",;\t", key=header.count)
-            reader = csv.reader(file, delimiter=delimiter)
-            rows = [(reader.line_num, row) for row in reader if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: cannot be read ({error}); expected text in UTF-8 with a header") from error
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        header = file.readline()
+        file.seek(0)
+        delimiter = "\t" if path.suffix == ".tsv" else max(",;\t", key=header.count)
+        reader = csv.reader(file, delimiter=delimiter)
+        rows = [(reader.line_num, row) for row in reader if row]
     names = [name.strip() for _, header in rows[:1] for name in header]
-    _check_names(path, names)
+    if len(set(names)) < len(names):
+        raise ValueError(f"two columns have one name: {', '.join(names)}")
     for line, row in rows:
         if len(row) != len(names):
-            raise DataError(f"{path}, line {line}: got {len(row)} values, expected {len(names)} as in the header")
+            raise ValueError(f"line {line}: got {len(row)} values")
     columns = list(zip(*(row for _, row in rows[1:]), strict=True)) or [()] * len(names)
     return dict(zip(names, columns, strict=True))
-
-
-def _parse_features(column: Sequence[str]) -> Any:
-    """The numbers that a column of text spells; the column itself if one is none."""
-    numbers = np.array([_float_or_nan(value) for value in column])
-    return column if np.isnan(numbers).any() else numbers
 
 
 def _parse_names(column: Sequence[str], are_labels: bool) -> Any:
@@ -253,47 +227,26 @@ def _parse_names(column: Sequence[str], are_labels: bool) -> Any:
     return numbers if are_labels else column
 
 
-def _check_names(path: Path, names: list[str]) -> None:
-    if not names:
-        raise DataError(f"{path}: got no columns, expected a header and rows")
-    if repeated := [name for name in names if names.count(name) > 1]:
-        raise DataError(f"{path}: got two columns called {repeated[0]!r}, expected each name once")
-
-
 def _read_parquet(path: Path) -> Columns:
     with open_parquet(path) as file:
-        _check_names(path, file.schema_arrow.names)
         table = file.read()
-    nested = {field.name for field in table.schema if field.type.num_fields}
-    return {name: table[name].to_pylist() if name in nested else table[name].to_numpy() for name in table.column_names}
+        nested = {field.name for field in table.schema if field.type.num_fields}
+        return {
+            name: table[name].to_pylist() if name in nested else table[name].to_numpy() for name in table.column_names
+        }
 
 
 def _read_leaf(path: Path) -> Columns:
-    """`{"users": [...], "user_data": {user: {"x": [...], "y": [...]}}}`, the layout of the LEAF benchmark. If x are
-    texts, each with the character that follows it as y, they are joined to the running text of each user."""
-    try:
-        content = json.loads(read_contents(path))
-        users = content["user_data"]
-        listed = set(map(str, content.get("users", users)))  # numbers as keys of an object became texts
-        x, y = ([sample for user in users.values() for sample in user[part]] for part in ("x", "y"))
-        sizes = {name: (len(user["x"]), len(user["y"])) for name, user in users.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"{path}: not LEAF's JSON ({type(error).__name__}: {error}), expected user_data with x and y for each user"
-        ) from error
-    if differing := sorted(listed ^ set(users)):
-        raise DataError(f"{path}: got user {differing[0]!r} only in one of users and user_data, expected it in both")
-    for name, (samples, labels) in sizes.items():
-        if samples != labels:
-            raise DataError(f"{path}, user {name!r}: got {samples} x and {labels} y, expected as many of each")
-    if not x or not all(isinstance(sample, str) for sample in (*x, *y)):
-        return {"x": x, "y": y, "client": [name for name, (samples, _) in sizes.items() for _ in range(samples)]}
+    """`{"user_data": {user: {"x": [...], "y": [...]}}}`, the layout of the LEAF benchmark. If x are texts, each with
+    the character that follows it as y, they are joined to the running text of each user."""
+    users = json.loads(read_contents(path))["user_data"]
+    rows = [(user, x, y) for user, own in users.items() for x, y in zip(own["x"], own["y"], strict=True)]
+    clients, x, y = (list(column) for column in zip(*rows, strict=True))
+    if not all(isinstance(each, str) for each in (*x, *y)):
+        return {"x": x, "y": y, "client": clients}
     if longer := [following for following in y if len(following) != 1]:
-        raise DataError(
-            f"{path}: got texts with y such as {longer[0]!r}, expected the one character that follows each; turn text "
-            "that is to be classified into numbers first"
-        )
-    return {"client": list(users), "text": [_running_text(path, user["x"], user["y"]) for user in users.values()]}
+        raise ValueError(f"the y of a text is {longer[0]!r}")
+    return {"client": list(users), "text": [_running_text(path, own["x"], own["y"]) for own in users.values()]}
 
 
 def _running_text(path: Path, inputs: list[str], targets: list[str]) -> str:
@@ -319,47 +272,56 @@ def _running_text(path: Path, inputs: list[str], targets: list[str]) -> str:
 
 def _read_json_lines(path: Path) -> Columns:
     """One JSON object per line, all with the same keys, such as `{"client": "a", "x": [1, 2], "y": 0}`."""
-    columns: dict[str, list[object]] = {}
+    rows: list[dict[str, Any]] = []
     for number, line in enumerate(read_contents(path).splitlines(), 1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except ValueError:
-            row = line
-        if not columns and isinstance(row, dict):
-            columns = {name: [] for name in row}
-        if not isinstance(row, dict) or row.keys() != columns.keys():
-            keys = ", ".join(columns) or "the same keys"
-            raise DataError(
-                f"{path}, line {number}: got {str(row)[:60]}, expected JSON in UTF-8, an object with {keys}"
-            )
-        for name, value in row.items():
-            if columns[name] and isinstance(value, str) != isinstance(columns[name][0], str):
-                kind = "no text" if isinstance(columns[name][0], str) else "text"
-                raise DataError(f"{path}, line {number}: got {name} that is {kind}, unlike in the lines before")
-            columns[name].append(value)
-    return columns
+            rows.append(json.loads(line))
+            same = rows[-1].keys() == rows[0].keys()
+        except (ValueError, AttributeError):
+            same = False
+        if not same:
+            raise ValueError(f"line {number}: got {line[:60]!r}")
+    return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
 
 
-READERS: dict[str, Callable[[Path], Columns]] = {
-    ".npz": _read_npz,
-    ".csv": _read_csv,
-    ".tsv": _read_csv,
-    ".parquet": _read_parquet,
-    ".json": _read_leaf,
-    ".jsonl": _read_json_lines,
-    ".jsonl.gz": _read_json_lines,
-    ".npy": _read_npy,
+_TABLE = "text in UTF-8, a header with different names and as many values in each line"
+_LINES = "JSON in UTF-8, an object with the same keys in each line"
+_LEAF = "user_data with as many x as y for each user; y of a text are the one character that follows each"
+READERS: dict[str, tuple[Callable[[Path], Columns], str]] = {
+    ".npz": (_read_npz, "arrays of numpy.savez, Python objects as numpy.array(objects.tolist())"),
+    ".csv": (_read_csv, _TABLE),
+    ".tsv": (_read_csv, _TABLE),
+    ".parquet": (_read_parquet, "a whole Parquet file"),
+    ".json": (_read_leaf, _LEAF),
+    ".jsonl": (_read_json_lines, _LINES),
+    ".jsonl.gz": (_read_json_lines, _LINES),
+    ".npy": (_read_npy, "arrays in its folder, each written by numpy.save"),
 }
-"""By how the name of a file ends."""
+"""By how the name of a file ends: its reader, and what is expected of the file."""
+_ERRORS = (
+    OSError,
+    ValueError,
+    EOFError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    csv.Error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 def read_columns(path: Path) -> Columns:
     """The columns of a file, read by the reader of its format."""
-    reader = next((READERS[ending] for ending in READERS if path.name.lower().endswith(ending)), None)
-    if reader is None:
+    ending = next((ending for ending in READERS if path.name.lower().endswith(ending)), None)
+    if ending is None:
         raise DataError(f"data.dataset: got file:{path}, expected a file that ends in {', '.join(READERS)}")
     if not path.is_file():
         raise DataError(f"data.dataset: {path} is no file; file:PATH names one")
-    return reader(path)
+    reader, expected = READERS[ending]
+    try:
+        return reader(path)
+    except _ERRORS as error:
+        raise DataError(f"{path}: cannot be read ({reason(error)}), expected {expected}") from error

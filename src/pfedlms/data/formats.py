@@ -3,7 +3,6 @@ was read, once for all formats."""
 
 from __future__ import annotations
 
-import os
 import pickle
 import re
 import tarfile
@@ -51,13 +50,10 @@ def find_files(name: str, formats: Sequence[Format], directory: Path) -> tuple[F
                 return format, files
             if len(files) > len(most):
                 most, missing = files, next(file for file in matches if not matches[file]).replace("[-.]", "-")
-    if directory.is_dir() and not os.access(directory, os.R_OK | os.X_OK):
-        raise DataError(f"{directory}: cannot be read (permission denied); allow it")
     if most:
         raise DataError(f"{most[0].parent}: {missing} is missing beside {most[0].name}; fetch it, or remove the others")
-    nothing = f"nothing of {name} is in {directory} or where it usually is below it"
     raise DataError(
-        f"data.dir: {nothing if directory.is_dir() else f'{directory} is no folder'}; looked for "
+        f"data.dir: nothing of {name} is in {directory} or where it usually is below it; looked for "
         f"{', '.join(format.kind for format in formats)}; point --data-dir at the folder that holds it, or fetch it: "
         f"pfedlms data download {name} --data-dir {directory}"
     )
@@ -150,14 +146,14 @@ def _read_archive(name: str, batches: Sequence[str], files: Sequence[Path]) -> I
     path = files[0]
     try:
         with tarfile.open(fileobj=BytesIO(read_contents(path)), mode="r:") as archive:
-            members = {Path(member.name).name: archive.extractfile(member) for member in archive if member.isfile()}
-            contents = {batch: file.read() for batch, file in members.items() if file and batch in batches}
-    except (OSError, EOFError, tarfile.TarError) as error:
-        raise DataError(f"{path}: not a whole archive ({error}); fetch the file again") from error
-    for batch in batches:
-        if batch not in contents:
-            raise DataError(f"{path}: got {', '.join(members) or 'nothing'}, expected {batch} in it; fetch it again")
-        yield parse_batch(contents[batch], f"{path}/{batch}", name)
+            files_inside = {
+                Path(member.name).name: archive.extractfile(member) for member in archive if member.isfile()
+            }
+            contents = [file.read() for file in (files_inside[batch] for batch in batches) if file]
+    except (OSError, EOFError, KeyError, tarfile.TarError) as error:
+        raise DataError(f"{path}: not a whole archive ({reason(error)}); fetch the file again") from error
+    for batch, content in zip(batches, contents, strict=True):
+        yield parse_batch(content, f"{path}/{batch}", name)
 
 
 def parse_batch(content: bytes, where: str, name: str) -> Piece:
@@ -174,8 +170,8 @@ def parse_batch(content: bytes, where: str, name: str) -> Piece:
             raise ValueError(f"{_LABELS[name]} are no list of whole numbers")
     except Exception as error:  # damaged bytes can raise almost anything
         raise DataError(
-            f"{where}: no whole pickled batch of {name} ({reason(error)}), expected data (bytes [n, 3072]) and "
-            f"{_LABELS[name]}; fetch the file again, or it is of another data set"
+            f"{where}: no whole pickled batch of {name} ({reason(error)}), expected data (bytes [n, 3072], as they are "
+            f"published) and {_LABELS[name]}; fetch the file again"
         ) from error
     return where, images, labels
 
@@ -190,7 +186,7 @@ class _Call:
         self.state = state
 
 
-_ALLOWED = re.compile(r"numpy\.(ndarray|dtype|_?core\.(multiarray\._reconstruct|numeric\._frombuffer))|_codecs.encode")
+_ALLOWED = re.compile(r"numpy\.(ndarray|dtype|_?core\.multiarray\._reconstruct)|_codecs.encode")
 
 
 class _CallRecorder(pickle.Unpickler):
@@ -211,16 +207,10 @@ def _as_bytes(value: Any) -> Any:
 def _pixels(array: Any) -> NDArray[np.uint8]:
     """Images `[n, 3, 32, 32]` from the recorded calls that would make an array of bytes."""
     match array:
-        case _Call(name="_reconstruct", state=(_, shape, _Call(name="dtype", arguments=(kind, *_)), fortran, data)):
-            pass
-        case _Call(name="_frombuffer", arguments=(data, _Call(name="dtype", arguments=(kind, *_)), shape, order)):
-            fortran = order == "F"
-        case _:
-            raise ValueError("data are no array")
-    if _as_bytes(kind) != b"u1" or shape[1:] != (3072,):
-        raise ValueError("data are no bytes [n, 3072]")
-    flat = np.frombuffer(_as_bytes(data), dtype=np.uint8)
-    return flat.reshape(shape, order="F" if fortran else "C").reshape(-1, 3, 32, 32)
+        case _Call(name="_reconstruct", state=(_, shape, _Call(name="dtype", arguments=(kind, *_)), False, data)):
+            if _as_bytes(kind) == b"u1" and shape[1:] == (3072,):
+                return np.frombuffer(_as_bytes(data), dtype=np.uint8).reshape(-1, 3, 32, 32)
+    raise ValueError("data are no bytes [n, 3072]")
 
 
 # --- Parquet: all data sets, as data hubs store them: train-00000-of-00002.parquet, …, one image file per row ---
@@ -241,30 +231,18 @@ def _read_parquet(shape: Shape, files: Sequence[Path]) -> Iterator[Piece]:
         expected = [f"{part}-{number:05}-of-{len(names):05}" for number in range(len(names))]
         if [name[: len(expected[0])] for name in names] != expected:  # a hash may follow
             raise DataError(
-                f"{files[0].parent}: got {', '.join(names)}, expected as many as their names say, each once; fetch "
-                "what is missing, or remove the others"
+                f"{files[0].parent}: got {', '.join(names)}, expected as many as their names say, each once"
             )
+    columns = f"{' or '.join(_IMAGE_COLUMNS)} (struct with bytes) and {' or '.join(_LABEL_COLUMNS)} (whole numbers)"
     for path in files:
-        with open_parquet(path) as file:
-            image, label = _image_and_label_columns(path, file.schema_arrow)
+        with open_parquet(path, f"rows with {columns}") as file:
+            there = file.schema_arrow.names
+            known = (_IMAGE_COLUMNS, _LABEL_COLUMNS)
+            image, label = (next((name for name in names if name in there), names[0]) for names in known)
             # Threads of Arrow that still run when Python ends would abort the process.
             table = file.read(columns=[f"{image}.bytes", label], use_threads=False)
-            images = [row and row["bytes"] for row in table[image].to_pylist()]
-            labels = table[label].to_pylist()
-        rows = [f"{path}, row {row} (from 0)" for row in range(len(images))]
-        for row, *pair in zip(rows, images, labels, strict=True):
-            if None in pair:
-                raise DataError(f"{row}: got no image or no label, expected both; fetch the file again")
-        yield str(path), decode(images, rows, shape), np.array(labels, dtype=np.int64)
-
-
-def _image_and_label_columns(path: Path, schema: Any) -> tuple[str, str]:
-    columns = {field.name: str(field.type) for field in schema}
-    image, label = (next((name for name in names if name in columns), "") for names in (_IMAGE_COLUMNS, _LABEL_COLUMNS))
-    binary = re.match(r"struct<(.*, )?bytes: (large_)?binary\b", columns.get(image, ""))
-    if not binary or not re.fullmatch(r"u?int\d+", columns.get(label, "")):
-        raise DataError(
-            f"{path}: got columns {columns}, expected {' or '.join(_IMAGE_COLUMNS)} (struct with bytes) and "
-            f"{' or '.join(_LABEL_COLUMNS)} (whole numbers); the file is of another data set or layout"
-        )
-    return image, label
+            images = [row["bytes"] for row in table[image].to_pylist()]
+            labels = np.array(table[label].to_pylist(), dtype=np.int64)
+            if None in images:
+                raise ValueError(f"row {images.index(None)} has no image")
+        yield str(path), decode(images, [f"{path}, row {row} (from 0)" for row in range(len(images))], shape), labels

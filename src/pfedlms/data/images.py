@@ -13,9 +13,10 @@ import secrets
 import warnings
 import zipfile
 from collections.abc import Sequence
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +37,8 @@ Files = Sequence[Path | bytes]
 
 def decode(files: Files, names: Sequence[str], shape: Shape, resize: bool = False) -> NDArray[np.uint8]:
     """Images `[n, *shape]`, converted to grey or colour. All must have the size of `shape`, or `resize` brings them to
-    it (bilinear, proportions not kept). `names` are for error messages. A cached copy that cannot be read or written
-    costs a warning and the time to decode."""
+    it (bilinear, proportions not kept). `names` are for error messages. A cached copy that cannot be read is made
+    again."""
     with explain_missing_package("images"):
         import PIL
     digest = hashlib.sha256(f"images 1, {shape}, Pillow {PIL.__version__}, resized {resize}".encode())
@@ -46,14 +47,9 @@ def decode(files: Files, names: Sequence[str], shape: Shape, resize: bool = Fals
     user_cache = os.environ.get("XDG_CACHE_HOME", "")  # the standard ignores a relative path
     cache = os.environ.get("PFEDLMS_CACHE") or Path(user_cache if os.path.isabs(user_cache) else "~/.cache", "pfedlms")
     path = Path(os.path.expanduser(cache), f"{digest.hexdigest()}.npz")
-    remedy = "PFEDLMS_CACHE names another folder"
-    try:
-        with open(path, "rb") as copy, np.load(copy, allow_pickle=False) as arrays:
-            return np.asarray(arrays["images"])
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        warnings.warn(f"{path}: cannot be read ({error}), so images are decoded again; {remedy}", stacklevel=3)
+    unreadable = suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
+    with unreadable, open(path, "rb") as copy, np.load(copy, allow_pickle=False) as arrays:
+        return np.asarray(arrays["images"])
     images = decode_uncached(files, names, shape, resize)
     temporary = path.with_suffix(f".{secrets.token_hex(8)}.tmp")
     try:
@@ -64,7 +60,7 @@ def decode(files: Files, names: Sequence[str], shape: Shape, resize: bool = Fals
     except OSError as error:
         temporary.unlink(missing_ok=True)
         problem = f"{path.parent}: cannot be written ({error.strerror}), so images will be decoded again next time"
-        warnings.warn(f"{problem}; {remedy}", stacklevel=3)
+        warnings.warn(f"{problem}; PFEDLMS_CACHE names another folder", stacklevel=3)
     return images
 
 
@@ -77,8 +73,8 @@ def decode_uncached(files: Files, names: Sequence[str], shape: Shape, resize: bo
         image = _open_image(file, name)
         if not resize and image.size != (width, height):
             raise DataError(
-                f"{name}: got an image of {image.width}x{image.height} pixels, expected {width}x{height}; "
-                "replace it, or resize the images of a folder with --set data.image_size=32 (image_size in Python)"
+                f"{name}: got an image of {image.width}x{image.height} pixels, expected {width}x{height}; replace it, "
+                "or resize those of a folder: --set data.image_size=32"
             )
         in_colour += [name] if channels == 1 and image.mode not in _GREY_MODES else []
         image = image.convert("L" if channels == 1 else "RGB")
@@ -87,7 +83,7 @@ def decode_uncached(files: Files, names: Sequence[str], shape: Shape, resize: bo
     if in_colour:
         warnings.warn(
             f"{in_colour[0]}: is in colour, as are {len(in_colour)} of {len(files)} images, but the first image is "
-            "grey, so all become grey; put an image in colour first, or take grey ones out",
+            "grey, so all become grey",
             DataWarning,
             stacklevel=2,
         )
@@ -103,14 +99,9 @@ def _open_image(file: Path | bytes, name: str) -> Any:
             image.load()
     except Exception as error:  # Pillow raises almost anything on damaged bytes
         reason = str(error).partition(" <")[0]  # without the address of a buffer
-        raise DataError(
-            f"{name}: no image that Pillow can decode ({reason}); replace it or fetch the file again"
-        ) from error
+        raise DataError(f"{name}: no image that Pillow can decode ({reason}); replace it") from error
     if image.mode not in _BYTE_MODES:
-        raise DataError(
-            f"{name}: got an image of mode {image.mode}, expected 8 bits per channel; convert the image first, or "
-            "read the images in Python and give arrays"
-        )
+        raise DataError(f"{name}: got an image of mode {image.mode}, expected 8 bits per channel; convert it first")
     return image
 
 
@@ -137,32 +128,25 @@ def read_folder(path: Path, size: int = 0, mean: Constants = None, std: Constant
 def _files_by_class(path: Path) -> dict[str, list[Path]]:
     """The image files of each class, ordered by name, those of train first."""
     if not path.is_dir():
-        raise DataError(
-            f"data.dataset: {path} is no folder; folder:PATH names one with a folder of images for each class"
-        )
+        raise DataError(f"data.dataset: {path} is no folder; folder:PATH names one with a folder of images per class")
     folders = _subfolders(path)
     # A class may be called train: only a folder that holds folders is a split.
-    splits = [path / name for name in _SPLITS if name in folders and _subfolders(path / name)]
-    others = [name for name in folders if path / name not in splits]
-    if splits and others:
-        raise DataError(
-            f"{path}: got {splits[0].name}/ with folders in it beside {others[0]}/, expected classes, or "
-            f"{', '.join(_SPLITS)} with classes in them; move {others[0]}/ elsewhere"
-        )
+    splits = [name for name in _SPLITS if name in folders and _subfolders(path / name)]
+    if splits and len(splits) < len(folders):
+        raise DataError(f"{path}: got {splits[0]}/ with folders in it beside other folders, expected splits or classes")
     classes: dict[str, list[Path]] = {}
-    for split in splits or [path]:
-        for name in _subfolders(split):
-            classes.setdefault(name, []).extend(_image_files(split / name))
-    if not classes:
-        raise DataError(f"{path}: got no folders in it, expected one of images for each class")
+    for split in splits or [""]:
+        for name in _subfolders(path / split):
+            classes.setdefault(name, []).extend(_image_files(path / split / name))
     if empty := [name for name, files in classes.items() if not files]:
         raise DataError(f"{path}: the class {empty[0]!r} has no image that Pillow reads; remove its folder")
+    if not classes:
+        raise DataError(f"{path}: got no folders in it, expected one of images for each class")
     return classes
 
 
 def _subfolders(path: Path) -> list[str]:
-    _, names, _ = next(os.walk(path, onerror=_raise_data_error))
-    return sorted(name for name in names if not name.startswith("."))
+    return sorted(each.name for each in path.iterdir() if each.is_dir() and not each.name.startswith("."))
 
 
 def _image_files(folder: Path) -> list[Path]:
@@ -170,17 +154,8 @@ def _image_files(folder: Path) -> list[Path]:
     with explain_missing_package("images"):
         from PIL.Image import registered_extensions
     endings = registered_extensions()
-    # Unlike a glob, os.walk reports a folder that may not be read.
-    walk = os.walk(folder, onerror=_raise_data_error)
-    files = sorted(
-        Path(root, name) for root, _, names in walk for name in names if Path(name).suffix.lower() in endings
-    )
-    visible = (file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts))
-    return [file for file in visible if file.is_file()]
-
-
-def _raise_data_error(error: OSError) -> NoReturn:
-    raise DataError(f"{error.filename}: cannot be read ({error.strerror}); allow it, or remove it") from error
+    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in endings and file.is_file())
+    return [file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts)]
 
 
 # --- normalisation ---

@@ -11,29 +11,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from pfedlms.data.federated import FederatedData, partitioned
-from pfedlms.data.file import read_columns, texts_by_client
 from pfedlms.data.partition import Indices, Partitioning
 from pfedlms.data.pool import Pool, build_pool
 from pfedlms.data.text import Windows, cut_windows
-from pfedlms.errors import DataError, reason
+from pfedlms.errors import DataError
 
 Pair = tuple[ArrayLike, ArrayLike]
-_ONE_TENSOR = "one tensor per sample; flatten its parts, put one after the other, and split them in the model's forward"
 SPLITS = ("train", "validation", "valid", "val", "dev", "test")
 """A dict that has `train` is one data set in several splits, which have these names, in small or capital letters."""
 _LABEL_COLUMNS = ("label", "labels", "fine_label", "target", "targets", "y")
 _SAMPLE_COLUMNS = ("image", "img", "input_ids", "features", "x")
 _EXPECTED = (
-    "expected the name of a data set, arrays (x, y), a Dataset, (train, test), or a list or dict of clients, each with "
-    "a (train, test) pair or one data set"
+    "expected samples and labels (x, y), as (df[FEATURES], df[LABEL]) of a table, or a Dataset with a length, as "
+    "loader.dataset; two of these, (train, test); or a list or dict of clients, each with one or two of these; text is "
+    "given by pfedlms.data.texts"
 )
 
 
@@ -58,13 +56,13 @@ def from_pairs(pairs: Sequence[tuple[Pair, Pair]], seed: int = 0, validation: fl
 
 
 def texts(
-    clients: Mapping[str, str] | Sequence[str] | Path, tokens: Any = "characters", window: int = 80, stride: int = 0,
+    clients: Mapping[str, str] | Sequence[str], tokens: Any = "characters", window: int = 80, stride: int = 0,
     min_tokens: int = 0, vocabulary: Sequence[str] = (),
 ) -> Pool:  # fmt: skip
     """The text of clients as data for `run`: windows of tokens, each with the next token at every position.
 
     Args:
-        clients: the text of each client, by name or in a list; or a file with a column of clients and one of text.
+        clients: the text of each client, by name or in a list.
         tokens: `characters`, `bytes`, or a tokenizer: an object with `encode`, or a function, that turns a text into
         whole numbers from 0 on. Its vocabulary is that of `get_vocab()` or `vocab_size`, else the numbers that occur.
         window: how many tokens a sample has.
@@ -72,13 +70,8 @@ def texts(
         min_tokens: clients with fewer tokens are left out.
         vocabulary: the characters, where they are known, as in `Run.classes`; else those that occur.
     """
-    if isinstance(clients, Path):
-        by_client = texts_by_client(clients, read_columns(clients))
-        if not by_client:
-            raise DataError(f"{clients}: got no text, expected a column called text and one of clients")
-    else:
-        by_name = clients if isinstance(clients, Mapping) else dict(enumerate(clients))
-        by_client = dict(zip(_client_names(by_name), by_name.values(), strict=True))
+    by_name = clients if isinstance(clients, Mapping) else dict(enumerate(clients))
+    by_client = {str(name): text for name, text in by_name.items()}
     if not by_client or isinstance(clients, str) or not all(isinstance(text, str) for text in by_client.values()):
         raise DataError(f"data: got {_describe(clients)}, expected the text of each client, as in {{'anna': 'Dear …'}}")
     pool = cut_windows(by_client, Windows(tokens, window, stride, min_tokens), names=vocabulary)
@@ -98,8 +91,7 @@ def _dataset_splits(data: Any) -> list[tuple[str, Any]] | None:
         others = [name for name in data if str(name).lower() not in SPLITS]
         if others and not is_dataset_dict:
             raise DataError(
-                f"data: got a dict with train beside {others[0]!r}, expected the splits of one data set "
-                f"({', '.join(SPLITS)}) or clients; leave {others[0]!r} out, or call the client otherwise than train"
+                f"data: got a dict with train beside {others[0]!r}, expected {', '.join(SPLITS)} or clients"
             )
         return [(f"data, {name}", split) for name, split in data.items()]
     if isinstance(data, tuple) and len(data) == 2 and all(map(_is_dataset, data)):
@@ -110,37 +102,14 @@ def _dataset_splits(data: Any) -> list[tuple[str, Any]] | None:
 def _pool_clients(data: Any, any_targets: bool) -> Pool:
     """The pool of a list, tuple or dict of clients."""
     by_name = isinstance(data, Mapping)
-    if not (by_name or _is_sequence(data)) or not len(data) or (not by_name and all(map(_is_array, data))):
-        raise _not_a_dataset("data", data, _EXPECTED)
-    if not by_name and all(map(_is_labelled_sample, data)):
-        more = f", and {len(data[0]) - 2} more per sample, which cannot be used" * (len(data[0]) > 2)
-        raise DataError(
-            f"data: got {_describe(data)} samples, each with its label{more}; expected all samples and all labels: "
-            "([row[0] for row in data], [row[1] for row in data])"
-        )
-    if isinstance(data, tuple) and any(map(_is_dataset, data)):
-        raise DataError(
-            f"data: got {_describe(data)} that are not all (train, test) pairs, expected two data sets, (train, test); "
-            "put clients into a list"
-        )
+    # A tuple of three data sets may be (train, validation, test), which are no clients.
+    if not (by_name or _is_sequence(data)) or not data or (isinstance(data, tuple) and any(map(_is_dataset, data))):
+        raise _not_a_dataset("data", data)
     clients = data if by_name else dict(enumerate(data))
     parts = [_client_parts(f"client {name!r}", client) for name, client in clients.items()]
     pool, indices = _pool_parts([part for client in parts for part in client], any_targets)
     by_client = tuple((next(indices), next(indices)) if len(client) == 2 else next(indices) for client in parts)
-    return replace(pool, client_indices=by_client, client_names=_client_names(data) if by_name else ())
-
-
-def _client_names(clients: Mapping[Any, Any]) -> tuple[str, ...]:
-    """The keys of a dict of clients, as text."""
-    names: dict[str, Any] = {}
-    for key in clients:
-        if str(key) in names:
-            raise DataError(
-                f"data: got two clients called {str(key)!r}, expected each name once; rename one of "
-                f"{names[str(key)]!r} and {key!r}"
-            )
-        names[str(key)] = key
-    return tuple(names)
+    return replace(pool, client_indices=by_client, client_names=tuple(map(str, data)) if by_name else ())
 
 
 def _client_parts(name: str, client: Any) -> list[tuple[str, Any]]:
@@ -151,38 +120,17 @@ def _client_parts(name: str, client: Any) -> list[tuple[str, Any]]:
         client = client["train"], client["test"]
     if _is_sequence(client) and len(client) == 2:
         return [(f"{name} train", client[0]), (f"{name} test", client[1])]
-    raise _not_a_dataset(name, client, "expected a (train, test) pair or one data set, arrays (x, y) or a Dataset each")
+    raise _not_a_dataset(name, client)
 
 
-def _not_a_dataset(name: str, data: Any, expected: str) -> DataError:
-    """The error for something that is no data set, with the remedy."""
-    if isinstance(data, DataLoader):
-        return DataError(f"{name}: got a DataLoader, expected the data set it draws from; pass loader.dataset")
-    if isinstance(data, Iterator | IterableDataset) or hasattr(data, "column_names"):
-        return DataError(
-            f"{name}: got {_describe(data)}, whose samples come one after another, expected all of them; collect them "
-            "into arrays (x, y) first, or load the data set without streaming"
-        )
-    if isinstance(data, str):
-        return DataError(f"{name}: got a text, {expected}; text is given by pfedlms.data.texts({{'anna': 'Dear …'}})")
-    if _is_array(data) and hasattr(data, "columns"):
-        return DataError(
-            f"{name}: got a {type(data).__name__} of shape {tuple(data.shape)}, expected samples and labels; pass "
-            "(df[FEATURES], df[LABEL]), or for clients {name: (own[FEATURES], own[LABEL]) for name, own in "
-            "df.groupby(CLIENT)}, or write it to a file without its index and pass 'file:PATH'"
-        )
-    if _is_array(data):
-        return DataError(
-            f"{name}: got one array of shape {tuple(data.shape)}, expected samples and labels as a tuple, (x, y)"
-        )
-    if _is_sequence(data) and len(data) > 2 and all(map(_is_array, data)):
-        pair = "(x, y), or a (train, test) pair of them, ((x_train, y_train), (x_test, y_test))"
-        return DataError(f"{name}: got {_describe(data)} arrays, expected samples and labels, {pair}")
-    return DataError(f"{name}: got {_describe(data)}, {expected}")
+def _not_a_dataset(name: str, data: Any) -> DataError:
+    return DataError(f"{name}: got {_describe(data)}, {_EXPECTED}")
 
 
 def _describe(value: Any) -> str:
     kind = type(value).__name__
+    if _is_array(value):
+        return f"one {kind} of shape {tuple(value.shape)}"
     return f"a {kind} of {len(value)}" if isinstance(value, tuple | list | Mapping) else f"an object of type {kind}"
 
 
@@ -194,8 +142,7 @@ def _is_dataset(data: Any) -> bool:
     if isinstance(data, Dataset) or _is_table(data):
         return not isinstance(data, IterableDataset)
     samples_and_labels = isinstance(data, tuple | list) and len(data) == 2
-    have_samples = samples_and_labels and (_is_array(data[0]) or _is_sequence(data[0]) or isinstance(data[0], Mapping))
-    return have_samples and _are_labels(data[1])
+    return samples_and_labels and (_is_array(data[0]) or _is_sequence(data[0])) and _are_labels(data[1])
 
 
 def _is_table(data: Any) -> bool:
@@ -217,36 +164,10 @@ def _are_labels(data: Any) -> bool:
     numbers."""
     if not _is_sequence(data):
         return _is_array(data)
-    first = data[0] if len(data) else None
-    if isinstance(data, list) and isinstance(first, list):
-        return bool(first) and _is_label(first[0])
-    return first is None or _is_label(first) or getattr(first, "shape", None) == (1,)
-
-
-def _is_label(value: Any) -> bool:
-    """Whether this is a single number or name."""
-    return isinstance(value, int | float | str | bytes) or getattr(value, "shape", None) == ()
-
-
-def _are_parts(samples: Any, labels: Any) -> bool:
-    """Whether these are several parts, each of all samples, rather than samples."""
-    if not isinstance(samples, tuple | list) or not all(map(_is_array, samples)):
-        return isinstance(samples, Mapping)
-    count = len(labels) if getattr(labels, "shape", None) != () else 0
-    return len(samples) != count and {part.shape[:1] for part in samples} == {(count,)}
-
-
-def _are_unlike(sample: Any) -> bool:
-    """Whether a sample has parts that do not make one array."""
-    if not isinstance(sample, tuple | list) or not all(map(_is_array, sample)):
-        return isinstance(sample, Mapping)
-    return len({part.shape for part in sample}) > 1
-
-
-def _is_labelled_sample(value: Any) -> bool:
-    """Whether this is a sample together with its label."""
-    pair = isinstance(value, tuple | list) and len(value) > 1 and _is_label(value[1])
-    return pair and not _is_label(value[0])
+    first = data[0] if data else 0
+    if isinstance(data, list) and isinstance(first, list) and first:
+        first = first[0]
+    return isinstance(first, int | float | str | bytes) or getattr(first, "shape", None) in ((), (1,))
 
 
 # --- one data set as samples and labels ---
@@ -255,14 +176,10 @@ def _is_labelled_sample(value: Any) -> bool:
 def _pool_parts(parts: Sequence[tuple[str, Any]], any_targets: bool) -> tuple[Pool, Iterator[Indices]]:
     """The pool of several data sets, each with its name in error messages; and the indices of each in the pool."""
     arrays = [(name, *_samples_and_labels(data, name)) for name, data in parts]
-    classes: Sequence[str] = ()
-    for name, _, _, names in arrays:
-        if names and classes and list(names) != list(classes):
-            raise DataError(
-                f"{name}: got the classes {', '.join(names)}, expected {', '.join(classes)} as for {parts[0][0]}; "
-                "bring them into one order"
-            )
-        classes = classes or names
+    known = [(name, list(names)) for name, _, _, names in arrays if names]
+    if differing := [name for name, names in known if names != known[0][1]]:
+        raise DataError(f"{differing[0]}: got other classes than {known[0][0]}, expected the same in the same order")
+    classes = known[0][1] if known else ()
     pool = build_pool([(name, x, y) for name, x, y, _ in arrays], classes, any_targets)
     return pool, iter(np.split(np.arange(len(pool.y)), np.cumsum([len(x) for _, x, _, _ in arrays])[:-1]))
 
@@ -270,15 +187,14 @@ def _pool_parts(parts: Sequence[tuple[str, Any]], any_targets: bool) -> tuple[Po
 def _samples_and_labels(data: Any, name: str) -> tuple[Any, Any, Sequence[str]]:
     """Samples, labels and the names of the classes, where the data set knows them."""
     if not _is_dataset(data):
-        raise _not_a_dataset(name, data, "expected one data set, arrays (x, y) or a Dataset")
+        raise _not_a_dataset(name, data)
     if _is_table(data):
-        return _read_table(data, name)
+        sample, label = _find_columns(data.column_names, name)
+        return data[sample], data[label], getattr((data.features or {}).get(label), "names", None) or ()
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         return data.tensors[0], data.tensors[1], ()
     if isinstance(data, Dataset):
         return *_read_items(data, name), _class_names(data)
-    if _are_parts(*data):
-        raise DataError(f"{name}: got samples as {_describe(data[0])}, expected {_ONE_TENSOR}")
     return data[0], data[1], ()
 
 
@@ -293,34 +209,17 @@ def _class_names(data: Any) -> Sequence[str]:
 
 def _read_items(data: Any, name: str) -> tuple[list[Any], list[Any]]:
     """Samples and labels of a map-style data set, in one pass."""
-    samples, labels, place = [], [], 0
-    try:  # the data set's own code may raise anything
-        for place in range(len(data)):
-            item = data[place]
-            if isinstance(item, Mapping):
-                sample, label = _find_columns(list(item), name)
-                item = item[sample], item[label]
-            if not isinstance(item, tuple | list) or len(item) != 2:
-                pair = "expected a pair: a sample and its label"
-                raise DataError(f"{name}: item {place} is {_describe(item)}, {pair}, {_ONE_TENSOR}")
-            if _are_unlike(item[0]):
-                raise DataError(f"{name}: the sample of item {place} is {_describe(item[0])}, expected {_ONE_TENSOR}")
-            samples.append(item[0])
-            labels.append(item[1])
-    except DataError:
-        raise
-    except Exception as error:
-        raise DataError(f"{name}: item {place} cannot be read ({reason(error)})") from error
-    return samples, labels
-
-
-def _read_table(data: Any, name: str) -> tuple[Any, Any, Sequence[str]]:
-    sample, label = _find_columns(data.column_names, name)
-    try:
-        samples, labels = data[sample], data[label]
-    except Exception as error:  # decoding, or a transform, may raise anything
-        raise DataError(f"{name}: the columns {sample} and {label} cannot be read ({reason(error)})") from error
-    return samples, labels, getattr((data.features or {}).get(label), "names", None) or ()
+    items = [data[place] for place in range(len(data))]
+    if items and isinstance(items[0], Mapping):
+        sample, label = _find_columns(list(items[0]), name)
+        items = [(item[sample], item[label]) for item in items]
+    for place, item in enumerate(items):
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise DataError(
+                f"{name}: item {place} is {_describe(item)}, expected a pair: a sample, one tensor, and its label; "
+                "flatten several parts, put one after the other, and split them in the model's forward"
+            )
+    return [item[0] for item in items], [item[1] for item in items]
 
 
 def _find_columns(columns: Sequence[Any], name: str) -> tuple[Any, Any]:

@@ -258,8 +258,7 @@ def by_classes(labels: Labels, clients: int, classes: int, seed: int, min_sample
     if (smallest := int(sets.sizes.min())) < min_samples:
         raise DataError(
             f"data.classes_per_client: with {classes} classes for each of {clients} clients the smallest got "
-            f"{smallest} of {len(labels)} samples, expected data.min_samples = {min_samples}; use fewer clients, more "
-            "data.classes_per_client or a smaller data.min_samples"
+            f"{smallest} of {len(labels)} samples, expected data.min_samples = {min_samples}"
         )
     return sets
 
@@ -270,8 +269,7 @@ def _holders_per_class(sizes: Indices, clients: int, classes: int) -> NDArray[np
     if not 1 <= classes <= len(sizes) or total < len(sizes) or total > most.sum():
         raise DataError(
             f"data.classes_per_client: got {classes} for {clients} clients, expected {-(-len(sizes) // clients)} to "
-            f"{most.sum() // clients}, so that each of the {len(sizes)} classes has a client and each of its clients "
-            "a sample; change it or data.clients"
+            f"{most.sum() // clients}, so that each of {len(sizes)} classes has a client, with a sample of it"
         )
     # One more holder of a class is worth the samples that each of its holders had before; the highest come first.
     worth = [size / np.arange(1, limit) for size, limit in zip(sizes, most, strict=True)]
@@ -287,8 +285,7 @@ def by_owner(owner: NDArray[np.int64], client_names: Sequence[str], min_samples:
         smallest = int(np.argmin(counts))
         raise DataError(
             f"data.min_samples: got {min_samples}, but {too_small} of {len(counts)} given clients hold fewer samples "
-            f"(client {client_names[smallest] if client_names else smallest}: {counts[smallest]}); use a smaller "
-            "data.min_samples, at least 2, or leave such clients out of the data"
+            f"(client {client_names[smallest] if client_names else smallest}: {counts[smallest]})"
         )
     return ClientSets(owner, len(counts))
 
@@ -311,7 +308,7 @@ def split(
     if len(samples) < 2:
         raise DataError(
             f"client {client_name or client}: got {len(samples)} sample{'s' * (not len(samples))}, expected at least 2 "
-            "to split into train and test; give it more, or a (train, test) pair, or leave it out"
+            "to split, or a (train, test) pair"
         )
     key = streams(seed, name, np.array([client]))
     mask = held_out_mask(labels[samples], np.array([len(samples)]), key, share)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,15 +13,13 @@ from numpy.typing import NDArray
 
 from pfedlms.checks import IS_MASKED
 from pfedlms.data.partition import SCHEMES, Indices
-from pfedlms.errors import DataError, DataWarning, reason
+from pfedlms.errors import DataError, reason
 
 Samples = NDArray[Any]
 """float32, or int64 where they are whole numbers."""
 Constants = tuple[float, ...] | None
 
 _MAX_CODE = 1000  # numbers from 0 to below this are class numbers, even if some are missing in between
-_MAX_EXACT = 2.0**53  # from here on a float64 stands for several whole numbers
-_MAX_SHOWN = 5  # a message names at most so many values
 _BLOCK = 1 << 16  # samples that are checked together
 
 
@@ -92,17 +89,6 @@ class Pool:
                 f"data: got labels that are all {name}, expected two classes or more; look where labels are taken from"
             )
 
-    def warn_of_missing_class_numbers(self) -> None:
-        """Warn if classes are named by numbers from 0 on, of which some do not occur."""
-        names = () if self.tokens else self.names
-        if names[:1] == ("0",) and names[-1].isdecimal() and int(names[-1]) >= len(names):
-            warnings.warn(
-                f"data: labels are {', '.join(names[:5])}{', …' * (len(names) > 5)}, some numbers between them are "
-                "missing; the model's outputs are these classes in this order, not numbered by the labels",
-                DataWarning,
-                stacklevel=2,
-            )
-
     def split_in_order(self, windows: Indices, client: int, share: float = 0.25) -> tuple[Indices, Indices]:
         """Split one client's windows of text: the last ones are held out, and windows that overlap them are dropped."""
         assert self.overlap is not None  # it is set for text
@@ -119,13 +105,13 @@ def build_pool(parts: Sequence[tuple[str, Any, Any]], names: Sequence[str] = (),
     """One pool of several parts, validated. Each part is (its name in error messages, samples, labels); `names` are
     those of the classes, where they are known. With `any_targets`, for a custom loss, labels need not be classes, and
     whole numbers are never renumbered."""
-    where = [part[0] for part in parts]
+    where = [name for name, _, _ in parts]
     samples = [_as_numbers(x, name) for name, x, _ in parts]
-    labels: list[NDArray[Any]]
-    if any_targets and not _are_classes([(name, y) for name, _, y in parts]):
-        labels, classes, names = [_as_numbers(y, name, "targets") for name, _, y in parts], 0, ()
+    labels = [as_array(y, f"{name}: labels") for name, _, y in parts]
+    if any_targets and not _are_classes(labels):
+        labels, classes, names = [_as_numbers(y, name, "targets") for name, y in zip(where, labels, strict=True)], 0, ()
     else:
-        labels, classes, names = _class_labels([(name, y) for name, _, y in parts], names)
+        labels, classes, names = _class_labels(list(zip(where, labels, strict=True)), names)
     for name, x, y in zip(where, samples, labels, strict=True):
         if len(x) != len(y):
             raise DataError(f"{name}: got {len(x)} samples and {len(y)} labels, expected as many of each")
@@ -136,26 +122,13 @@ def _as_numbers(value: Any, name: str, what: str = "samples") -> Samples:
     """Samples, or targets that are no classes, as an array `[n, ...]`: int64 for whole numbers such as token ids, else
     float32. Bytes with three or more axes are images and become float32."""
     x = as_array(value, f"{name}: {what}")
-    if x.dtype.kind == "O":  # columns of pandas' own types, for instance
-        numbers = as_array(x.tolist(), f"{name}: {what}")
-        x = numbers if numbers.dtype.kind in "fiub" else x
-    if x.ndim == 0 or len(x) == 0:
-        sparse = "; give its toarray()" if hasattr(value, "toarray") else ""
-        raise DataError(f"{name}: got no {what}, expected an array [n, ...] with at least one{sparse}")
-    if x.dtype.kind not in "fiub":
-        text = x.dtype.kind in "US" or isinstance(x.flat[0], str | bytes)
-        remedy = (
-            "turn text into token ids first, or use pfedlms.data.texts to predict the next token"
-            if text
-            else "turn the columns of a table into floats first, dates and categories into numbers: "
-            "pandas.get_dummies(df).astype('float32')"
-        )
+    if x.dtype.kind not in "fiub" or x.ndim == 0 or len(x) == 0:
         raise DataError(
-            f"{name}: got {what} {'that are text' if text else f'of type {x.dtype}'}, expected an array of numbers, "
-            f"all of one shape; {remedy}"
+            f"{name}: got {what} of shape {x.shape} and type {x.dtype}, expected an array of numbers [n, ...]; turn "
+            "text into token ids (or use pfedlms.data.texts), a table into floats "
+            "(pandas.get_dummies(df).astype('float32')), a sparse matrix into toarray()"
         )
     if x.dtype.kind in "iu" and not (what == "samples" and x.dtype == np.uint8 and x.ndim >= 3):
-        _refuse_large(x, name, what)
         return np.require(x, np.int64, "C")
     with np.errstate(over="ignore"):  # too large a number becomes infinite, which is refused
         floats = np.require(x, np.float32, "C")
@@ -163,12 +136,6 @@ def _as_numbers(value: Any, name: str, what: str = "samples") -> Samples:
     if not all(np.isfinite(floats[start : start + _BLOCK]).all() for start in range(0, len(floats), _BLOCK)):
         raise DataError(f"{name}: {what} hold NaN or infinite values; clean them first")
     return floats
-
-
-def _refuse_large(x: NDArray[Any], name: str, what: str) -> None:
-    """Refuse whole numbers that int64 does not hold."""
-    if x.dtype == np.uint64 and x.max() > np.iinfo(np.int64).max:
-        raise DataError(f"{name}: got {what} up to {x.max()}, expected whole numbers below 2^63")
 
 
 def _concatenate(where: Sequence[str], parts: Sequence[Samples], what: str) -> Samples:
@@ -188,7 +155,9 @@ def _concatenate(where: Sequence[str], parts: Sequence[Samples], what: str) -> S
 
 def as_array(value: Any, name: str) -> NDArray[Any]:
     """Tensors, arrays, nested lists and whatever else NumPy accepts, as an array. Pillow images become
-    `[n, channels, height, width]` with values from 0 to 1."""
+    `[n, channels, height, width]` with values from 0 to 1. Objects that are numbers become numbers."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise DataError(f"{name}: {IS_MASKED}")
     try:
         if isinstance(value, Sequence) and not isinstance(value, str | bytes):
             value = list(value)
@@ -196,16 +165,16 @@ def as_array(value: Any, name: str) -> NDArray[Any]:
                 value = torch.stack(value)
             elif value and callable(getattr(value[0], "getbands", None)):
                 value = np.stack([_pixels(image, name) for image in value])
-        if any(isinstance(item, np.ma.MaskedArray) for item in (value if isinstance(value, list) else [value])):
-            raise DataError(f"{name}: {IS_MASKED}")
         if isinstance(value, torch.Tensor):
             value = value.detach().cpu().resolve_conj().resolve_neg()
             # NumPy has no bfloat16 and no floats of 8 bits.
             value = (value.float() if value.is_floating_point() else value).numpy()
-        return np.asarray(value)
-    except DataError:
-        raise
-    except Exception as error:  # an object that is asked for its numbers may raise anything
+        array = np.asarray(value)
+        if array.dtype.kind == "O":  # columns of pandas' own types, for instance
+            numbers = np.asarray(array.tolist())
+            array = numbers if numbers.dtype.kind in "fiub" else array
+        return array
+    except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
             f"{name} must be arrays of numbers, all of one shape ({reason(error)}); pad, cut or resize them to one"
         ) from error
@@ -218,8 +187,8 @@ def _pixels(image: Any, name: str) -> NDArray[np.float32]:
     pixels = np.asarray(image)
     if pixels.dtype != np.uint8:
         raise DataError(
-            f"{name}: got an image of mode {image.mode}, expected 8 bits per channel; give arrays in the range you "
-            "want instead, such as np.float32(image) / 65535 for 16 bits"
+            f"{name}: got an image of mode {image.mode}, expected 8 bits per channel; give arrays instead, such as "
+            "np.float32(image) / 65535"
         )
     pixels = pixels[np.newaxis] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
     return pixels.astype(np.float32) / np.float32(255)
@@ -228,12 +197,8 @@ def _pixels(image: Any, name: str) -> NDArray[np.float32]:
 # --- labels ---
 
 
-def _are_classes(parts: Sequence[tuple[str, Any]]) -> bool:
-    """Whether the targets of all parts are labels of classes: vectors of booleans, of names, or of class numbers."""
-    columns = []
-    for name, y in parts:
-        column = as_array(y, what := f"{name}: targets")
-        columns.append(as_array(column.tolist(), what) if column.dtype.kind == "O" else column)
+def _are_classes(columns: Sequence[NDArray[Any]]) -> bool:
+    """Whether all targets are labels of classes: vectors of booleans, of names, or of class numbers."""
     if any(column.ndim != 1 or column.dtype.kind not in "iubUSO" for column in columns):
         return False
     numbers = [column for column in columns if column.dtype.kind in "iu" and len(column)]
@@ -254,87 +219,70 @@ def _class_labels(
     Class numbers from 0 on stay as they are. Other whole numbers, texts and booleans are numbered in their order and
     keep their names. A one-hot row becomes the index of its one. With `names`, labels are indices of these.
     """
-    columns, kinds = [], []
-    for name, value in parts:
-        kind, column = label_column(value, name)
-        columns.append(column)
-        kinds.append(f"one-hot {column.shape[1]} wide" if kind == "one-hot" else kind)
-        if kinds[-1] != kinds[0]:
-            raise DataError(f"{name}: got labels that are {kinds[-1]}, expected {kinds[0]} as for {parts[0][0]}")
-    if kind == "one-hot":
-        return [column.argmax(axis=1) for column in columns], columns[0].shape[1], tuple(names)
-    if kind == "booleans":
+    columns = [label_column(value, name) for name, value in parts]
+    first = columns[0]
+    for (name, _), column in zip(parts, columns, strict=True):
+        if (column.dtype.kind, column.shape[1:]) != (first.dtype.kind, first.shape[1:]):
+            raise DataError(
+                f"{name}: got labels of type {column.dtype} and shape {column.shape}, expected some like those of "
+                f"{parts[0][0]}, {first.dtype} and {first.shape}"
+            )
+    if first.ndim == 2:
+        return [column.argmax(axis=1) for column in columns], first.shape[1], tuple(names)
+    if first.dtype.kind == "b":
         return [column.astype(np.int64) for column in columns], 2, ("False", "True")
-    if kind == "numbers" and names:
+    labels = np.concatenate(columns)
+    if first.dtype.kind == "i" and names:
         for (name, _), column in zip(parts, columns, strict=True):
             if len(outside := column[(column < 0) | (column >= len(names))]):
                 raise DataError(
-                    f"{name}: got label {outside[0]}, expected 0 to {len(names) - 1} for the classes "
-                    f"{_first_few(names)}; leave samples without a label out"
+                    f"{name}: got label {outside[0]}, expected 0 to {len(names) - 1}; leave samples without a label out"
                 )
         return columns, len(names), tuple(names)
-    labels = np.concatenate(columns)
-    if kind == "numbers" and _are_class_numbers(labels):
+    if first.dtype.kind == "i" and _are_class_numbers(labels):
         return columns, int(labels.max()) + 1, ()
     numbers, values = number_values(labels)
     return np.split(numbers, np.cumsum([len(column) for column in columns])[:-1]), len(values), values
 
 
-def label_column(value: Any, name: str, what: str = "label") -> tuple[str, NDArray[Any]]:
-    """A column of labels, or of clients, `[n]`, and its kind: numbers, texts or booleans. The kind one-hot is
-    `[n, classes]`."""
+def label_column(value: Any, name: str, what: str = "label") -> NDArray[Any]:
+    """A column of labels, or of clients, `[n]`: int64, text or booleans. One-hot rows stay `[n, classes]`."""
     y = as_array(value, f"{name}: {what}s")
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
-    if y.ndim == 2 and y.dtype.kind in "fiub" and len(y) and y.shape[1] > 1:
-        if bool(((y == 0) | (y == 1)).all()) and bool((y.sum(axis=1) == 1).all()):
-            return "one-hot", y
+    if y.ndim == 2 and len(y) and np.isin(y, (0, 1)).all() and (y.sum(axis=1) == 1).all():
+        return y.astype(np.int64)
+    if y.ndim != 1 or len(y) == 0 or y.dtype.kind not in "fiubUSO":
         raise DataError(
-            f"{name}: got {what}s of shape {y.shape} and type {y.dtype} that are no one-hot rows, expected one class "
-            "per sample: a vector [n] of class numbers or names, or for such targets a loss of your own (loss=…); "
-            "samples come first, (x, y)"
+            f"{name}: got {what}s of shape {y.shape} and type {y.dtype}, expected one class per sample: a vector of "
+            "class numbers or names, or one-hot rows; samples come first, (x, y), and other targets need a loss of "
+            "your own (loss=…)"
         )
-    expected = "expected a vector of class numbers or names, one kind"
-    if y.ndim != 1 or y.dtype.kind not in "fiubUSO":
-        raise DataError(f"{name}: got {what}s of shape {y.shape} and type {y.dtype}, {expected}")
-    if len(y) == 0:
-        raise DataError(f"{name}: got no {what}s, expected one for each sample")
-    if y.dtype.kind in "iu":
-        _refuse_large(y, name, f"{what}s")
-        return "numbers", y.astype(np.int64)
+    if y.dtype.kind in "iub":
+        return y if y.dtype.kind == "b" else y.astype(np.int64)
     values: list[Any] = [label.decode(errors="replace") if isinstance(label, bytes) else label for label in y.tolist()]
     if missing := [row for row, label in enumerate(values) if _is_missing(label)]:
         raise DataError(
             f"{name}: {len(missing)} {what}{'s are' if len(missing) != 1 else ' is'} missing, the first in sample "
             f"{missing[0]} (from 0); fill in what is missing, or leave those samples out"
         )
-    match sorted({type(label).__name__ for label in values}):
-        case ["str"]:
-            return "texts", np.array(values)
-        case ["bool"]:
-            return "booleans", np.array(values)
-        case ["int"]:
-            return "numbers", np.array(values)
-        case ["float"]:
-            if broken := [label for label in values if not label.is_integer() or abs(label) >= _MAX_EXACT]:
-                raise DataError(
-                    f"{name}: got {what}s such as {_first_few(broken)}, {expected}; numbers to be predicted as they "
-                    "are need a loss, which is given in Python: pfedlms.run((x, y), model, loss=…)"
-                )
-            return "numbers", np.array(values).astype(np.int64)
-        case types:
-            raise DataError(f"{name}: got {what}s of the types {_first_few(types)}, {expected}")
+    if y.dtype.kind == "f":
+        if broken := [label for label in values if not label.is_integer()]:
+            raise DataError(
+                f"{name}: got {what}s such as {broken[0]}, expected class numbers or names; numbers to be predicted as "
+                "they are need a loss, which is given in Python: pfedlms.run((x, y), model, loss=…)"
+            )
+        return y.astype(np.int64)
+    if (types := {type(label).__name__ for label in values}) != {"str"}:
+        raise DataError(f"{name}: got {what}s of the types {', '.join(sorted(types))}, expected numbers or names")
+    return np.array(values)
 
 
 def _is_missing(value: Any) -> bool:
     """Whether a value is None, NaN, pandas' NA or blank text."""
-    if isinstance(value, float | str):
-        return value != value or (isinstance(value, str) and not value.strip())
-    return value is None or type(value).__name__ == "NAType"
-
-
-def _first_few(values: Sequence[Any]) -> str:
-    return ", ".join(map(str, values[:_MAX_SHOWN])) + ", …" * (len(values) > _MAX_SHOWN)
+    if isinstance(value, str):
+        return not value.strip()
+    return value is None or type(value).__name__ == "NAType" or bool(value != value)
 
 
 def number_values(values: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:

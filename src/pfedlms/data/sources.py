@@ -22,7 +22,7 @@ from pfedlms.data.formats import MATLAB, Format, cifar_formats, find_files, idx_
 from pfedlms.data.images import check_constants, normalise, read_folder
 from pfedlms.data.pool import Pool, Samples
 from pfedlms.data.text import Windows, cut_windows
-from pfedlms.errors import DataError, DataWarning, UsageError, did_you_mean
+from pfedlms.errors import DataError, DataWarning, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -121,11 +121,6 @@ def load_dataset(name: str, data_dir: str | Path | None = None) -> tuple[Samples
     """Samples `[n, channels, height, width]` and labels `[n]` of the data set `name`, or of `folder:PATH` or
     `file:PATH`, as `run` and `compare` accept them: train and test together, normalised by the data set's mean and
     standard deviation."""
-    if name in DATASETS and DATASETS[name].is_text:
-        raise UsageError(
-            f"load_dataset: got {name!r}, whose texts belong to clients, expected samples and labels; "
-            f'use the name itself: pfedlms.Problem("{name}")'
-        )
     pool = load_pool(name, data_dir)
     return pool.x, pool.y
 
@@ -181,38 +176,27 @@ def data_folder(name: str, directory: str | Path | None) -> Path:
 
 def _check_piece(name: str, source: Source, where: str, images: NDArray[Any], labels: NDArray[Any]) -> None:
     """Refuse a piece that cannot be of the data set `name`."""
-    if len(images) != len(labels) or not len(labels):
+    fits = images.shape == (len(labels), *source.shape) and images.dtype == np.uint8 and len(labels)
+    if not fits or not np.isin(labels, np.arange(source.classes)).all():
+        between = f" from {labels.min()} to {labels.max()}" if len(labels) else ""
         raise DataError(
-            f"{where}: got {len(images)} images and {len(labels)} labels, expected as many and at least one; fetch "
-            "the file again"
-        )
-    if images.shape[1:] != source.shape or images.dtype != np.uint8:
-        raise DataError(
-            f"{where}: got images of shape {images.shape[1:]} and type {images.dtype}, expected bytes of "
-            f"{source.shape} (channels, height, width); the file is not {name}'s"
-        )
-    if len(wrong := np.flatnonzero(~np.isin(labels, np.arange(source.classes)))):
-        raise DataError(
-            f"{where}: got label {labels[wrong[0]]} in sample {wrong[0]} (from 0), expected 0 to "
-            f"{source.classes - 1}; fetch the file again, or it is of another data set"
+            f"{where}: got images {images.shape} of type {images.dtype} and {len(labels)} labels{between}, expected "
+            f"bytes [n, *{source.shape}] and n whole labels from 0 to {source.classes - 1}; fetch {name} again"
         )
 
 
 def _compare_with_published(name: str, folder: Path, count: int, what: str, rows: Iterable[bytes]) -> None:
     """Warn if the data are not the published ones; refuse the data of another data set."""
-    source, doubt = DATASETS[name], ""
-    if count != source.samples:
-        doubt = f"{name}: got {count:,} {what}, published were {source.samples:,}"
-    elif source.published and source.published != (digest := fingerprint(rows)):
-        if other := next((other for other in DATASETS if DATASETS[other].published == digest), None):
-            raise DataError(
-                f"{folder}: holds the data set {other!r}, expected {name!r}; use --dataset {other}, or put the files "
-                f"of {name} there"
-            )
-        doubt = f"{name}: got {count:,} {what}, as many as were published, but not the same ({folder})"
-    if doubt:
-        remedy = f"a run uses them; if that is not meant, remove the files, then: pfedlms data download {name}"
-        warnings.warn(f"{doubt}; {remedy}", DataWarning, stacklevel=3)
+    published, digest = DATASETS[name].published, fingerprint(rows)
+    if other := next((other for other in DATASETS if other != name and DATASETS[other].published == digest), None):
+        raise DataError(f"{folder}: holds the data set {other!r}, expected {name!r}; use --dataset {other}")
+    if count != DATASETS[name].samples or published not in (None, digest):
+        warnings.warn(
+            f"{name}: got {count:,} {what} that are not the {DATASETS[name].samples:,} published ({folder}); they are "
+            f"used; for the others remove the files, then: pfedlms data download {name}",
+            DataWarning,
+            stacklevel=3,
+        )
 
 
 def fingerprint(rows: Iterable[bytes]) -> int:

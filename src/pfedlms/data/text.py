@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfedlms.data.pool import Pool
-from pfedlms.errors import DataError, reason
+from pfedlms.errors import DataError
 
 Tokens = NDArray[np.int64]
 Encode = Callable[[str], Tokens]
@@ -51,25 +51,17 @@ def cut_windows(texts: Mapping[str, str], how: Windows, where: object = "data", 
     error messages begin with `where`."""
     if how.kind not in (*KINDS, "custom"):
         raise DataError(f"data.tokens: got {how.tokens!r}, expected {' or '.join(KINDS)}, or a tokenizer in Python")
-    if how.length < 1 or how.stride < 0:
-        raise DataError(f"data.window, data.stride: got {how.length} and {how.stride}, expected at least 1 and 0")
     encode, vocabulary = _encoder(texts, how, names)
     encoded = {client: encode(text) for client, text in texts.items()}
     tokens = {client: row for client, row in encoded.items() if len(row) >= how.min_tokens}
-    if not tokens:
-        most = max(map(len, encoded.values()), default=0)
+    least, needed = min(map(len, tokens.values()), default=0), how.length + how.step + 1
+    if least < needed:
         raise DataError(
-            f"{where}: got {len(texts)} clients with at most {most} tokens, expected one with data.min_tokens = "
-            f"{how.min_tokens} or more; lower it"
-        )
-    windows = {client: _sliding_windows(row, how) for client, row in tokens.items()}
-    if short := [client for client in windows if len(windows[client]) < 2]:
-        client, needed = min(short, key=lambda client: len(tokens[client])), how.length + how.step + 1
-        raise DataError(
-            f"{where}: {len(short)} of {len(tokens)} clients have too little text for 2 windows (client {client!r}: "
-            f"{len(tokens[client])} tokens), expected {needed} tokens or more; leave such clients out with "
+            f"{where}: got {len(tokens)} of {len(texts)} clients with data.min_tokens = {how.min_tokens}, the shortest "
+            f"with {least} tokens, expected {needed} or more, for 2 windows; leave such clients out with "
             f"data.min_tokens = {needed}, or use a smaller data.window"
         )
+    windows = {client: _sliding_windows(row, how) for client, row in tokens.items()}
     rows = np.concatenate(list(windows.values()))
     if not vocabulary:
         vocabulary = tuple(map(str, range(int(rows.max()) + 1)))
@@ -92,8 +84,6 @@ def cut_windows(texts: Mapping[str, str], how: Windows, where: object = "data", 
 
 def _sliding_windows(tokens: Tokens, how: Windows) -> Tokens:
     """Each window together with the token after it, `[windows, length + 1]`."""
-    if len(tokens) <= how.length:
-        return np.empty((0, how.length + 1), dtype=np.int64)
     return np.lib.stride_tricks.sliding_window_view(tokens, how.length + 1)[:: how.step]
 
 
@@ -121,17 +111,16 @@ def _code_points(text: str) -> NDArray[np.uint32]:
 
 
 def _wrap_tokenizer(tokenizer: Any) -> Encode:
-    """A function that calls the user's tokenizer, which may raise or return anything, and checks what it returns."""
+    """A function that calls the user's tokenizer, and checks what it returns."""
 
     def encode(text: str) -> Tokens:
-        try:
-            result = (tokenizer.encode if hasattr(tokenizer, "encode") else tokenizer)(text)
-            ids = np.asarray(getattr(result, "ids", result))
-            if ids.ndim != 1 or (ids.dtype.kind not in "iu" and ids.size):
-                raise TypeError(f"it gave {type(result).__name__}, expected a list of whole numbers from 0")
-            return ids.astype(np.int64)
-        except Exception as error:
-            raise DataError(f"data.tokens: the tokenizer fails on {text[:40]!r} ({reason(error)})") from error
+        result = (tokenizer.encode if hasattr(tokenizer, "encode") else tokenizer)(text)
+        ids = np.asarray(getattr(result, "ids", result))
+        if ids.ndim != 1 or (ids.dtype.kind not in "iu" and ids.size):
+            raise DataError(
+                f"data.tokens: the tokenizer gave {type(result).__name__}, expected a list of whole numbers"
+            )
+        return ids.astype(np.int64)
 
     return encode
 

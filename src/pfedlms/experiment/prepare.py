@@ -149,7 +149,6 @@ def load_named_pool(config: Config) -> Pool:
     if key not in cache:
         cache.clear()  # one at a time: they may be large
         cache[key] = load_pool(*source, **options)
-        cache[key].warn_of_missing_class_numbers()
     return cache[key]
 
 

@@ -30,22 +30,12 @@ def copy_module(module: nn.Module) -> nn.Module:
 def trainable_module(module: nn.Module, sample: Tensor, key: int) -> nn.Module:
     """The module, ready for training: lazy layers are initialised with `sample: [batch, …]` and the stream `key`, and
     parameters of other floating types become float32."""
-    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
-        raise UsageError(
-            "model: is scripted or traced (torch.jit), so it cannot run with clients' parameters; give the module it "
-            "was made from"
-        )
-    if any(isinstance(part, nn.DataParallel | nn.parallel.DistributedDataParallel) for part in module.modules()):
-        raise UsageError(
-            "model: is wrapped in DataParallel or DistributedDataParallel, which cannot run with clients' parameters; "
-            "give the module inside, model.module"
-        )
     _refuse_hooks_of_parameters(module)
     for name, value in module.named_parameters():
         if value.is_complex() and value.requires_grad:
             raise UsageError(
-                f"model: its parameter {name} is {value.dtype}, but clients train float32; make it a real tensor "
-                "with a last axis of 2, and use torch.view_as_complex in forward"
+                f"model: its parameter {name} is {value.dtype}, but clients train float32; use torch.view_as_complex "
+                "in forward"
             )
     values = [*module.parameters(), *module.buffers()]
     others = {str(value.dtype) for value in values if value.is_floating_point() and value.dtype != torch.float32}
@@ -63,20 +53,15 @@ def _refuse_hooks_of_parameters(module: nn.Module) -> None:
     for name, value in module.named_parameters():
         if value.requires_grad and (value._backward_hooks or getattr(value, "_post_accumulate_grad_hooks", None)):
             raise UsageError(
-                f"model: its parameter {name} has a hook of its gradient, which would not be called, because each "
-                "client has parameters of its own; use a hook of the module (register_full_backward_hook), or change "
-                "the loss"
+                f"model: its parameter {name} has a hook of its gradient, which is not called for clients' own "
+                "parameters; use a hook of the module (register_full_backward_hook)"
             )
 
 
 def outputs_of(returned: Any) -> Tensor:
     """The outputs in what a module returned: the tensor itself, or `logits` as an attribute or key. Half-precision
     outputs become float32, so that the loss is computed in float32."""
-    outputs = returned
-    if isinstance(returned, Mapping):
-        outputs = returned.get("logits")
-    elif not isinstance(returned, Tensor):
-        outputs = getattr(returned, "logits", None)
+    outputs = returned.get("logits") if isinstance(returned, Mapping) else getattr(returned, "logits", returned)
     if not isinstance(outputs, Tensor):
         keys = f" with {', '.join(map(repr, returned))}" if isinstance(returned, Mapping) else ""
         raise UsageError(
@@ -98,7 +83,6 @@ def check_trains(module: nn.Module, sample: Tensor) -> None:
         "it computes parts of the forward pass again in the backward pass, as torch.utils.checkpoint does, when other "
         "parameters are in their place; leave that out of it"
     )
-    before = _tensor_attributes(first)
     try:
         places = {name: _place(value) for name, value in first.named_parameters()}  # fails in torch.inference_mode
         # Small operators wait for threads longer than they compute.
@@ -122,24 +106,15 @@ def check_trains(module: nn.Module, sample: Tensor) -> None:
         if parameter.requires_grad and not (kept and in_place):
             raise UsageError(
                 f"model: a call writes into its parameter {name}, as nn.Embedding does with max_norm, so that "
-                "evaluations would change what is trained; compute with a changed copy of it (torch.renorm(weight, …)) "
-                "instead"
+                "evaluations would change what is trained; compute with a changed copy of it instead"
             )
-    of_first, of_second = (_unsaved_buffers(each) for each in (first, second))
-    for name, value in of_first.items():
-        if not torch.equal(value, of_second[name]) and _is_read(first, name, sample):
-            raise UsageError(
-                f"model: a call changes its buffer {name}, which is not persistent, so the models that a run returns "
-                "would be without it; register it with persistent=True"
-            )
-    left, elsewhere = _tensor_attributes(first), _tensor_attributes(second)
-    for name, value in left.items():
-        depends_on_samples = name not in elsewhere or not torch.equal(value, elsewhere[name])
-        if value is not before.get(name) and depends_on_samples and _is_read(first, name, sample):
-            raise UsageError(
-                f"model: a call leaves a tensor in its attribute {name} to the next call, which may be another "
-                "client's; register it as a buffer, and each client has its own"
-            )
+    # Both were called once, on other samples: with one state dict they differ by what a call keeps beside it.
+    second.load_state_dict(first.state_dict(), strict=False)
+    if not torch.allclose(_call(first, sample), _call(second, sample), equal_nan=True):
+        raise UsageError(
+            "model: a call leaves something of its samples to the next call, which may be another client's, and its "
+            "state dict lacks it; register it as a persistent buffer, and each client has its own"
+        )
 
 
 def _place(parameter: Tensor) -> tuple[int, int]:
@@ -151,14 +126,6 @@ def _call(module: nn.Module, sample: Tensor) -> Tensor:
     """The outputs of a module, which draws the same random numbers in every call."""
     with torch.no_grad(), rng.forked_generators(sample.device), one_thread_per_operator():
         return outputs_of(module(sample.clone()))
-
-
-def _tensor_attributes(module: nn.Module) -> dict[str, Tensor]:
-    """The tensors among the attributes of a module's parts that are neither parameters nor buffers."""
-    attributes = (
-        (f"{owner}.{name}".lstrip("."), v) for owner, part in module.named_modules() for name, v in vars(part).items()
-    )
-    return {name: value for name, value in attributes if isinstance(value, Tensor)}
 
 
 def layer_called_after_head(module: nn.Module, layers: Sequence[str], head: int, sample: Tensor) -> str | None:
@@ -176,33 +143,6 @@ def layer_called_after_head(module: nn.Module, layers: Sequence[str], head: int,
     last = {name: place for place, name in enumerate(calls)}
     begins = min((last[name] for name in layers[-head:] if name in last), default=len(calls))
     return next((name for name in layers[:-head] if last.get(name, 0) > begins), None)
-
-
-def _unsaved_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """The buffers that are not in a module's state dict."""
-    saved = module.state_dict(keep_vars=True)
-    return {name: value for name, value in module.named_buffers() if name not in saved}
-
-
-def _is_read(module: nn.Module, name: str, sample: Tensor) -> bool:
-    """Whether the next call of a module gives something else, or fails, without what its attribute `name` holds. Each
-    call is of a copy, because calls may change buffers and counters."""
-    owner, _, attribute = name.rpartition(".")
-    outputs = []
-    for spoils in (False, True):
-        try:
-            tried = copy.deepcopy(module)
-        except Exception:  # of something else that the call has left; then it is not tried
-            return False
-        part = tried.get_submodule(owner)
-        value = getattr(part, attribute)
-        if spoils:
-            setattr(part, attribute, value + (torch.nan if value.is_floating_point() else 77))
-        try:
-            outputs.append(_call(tried, sample))
-        except Exception:  # it may refuse such a value
-            return True
-    return not torch.equal(*outputs)
 
 
 def check_batch_of_one(module: nn.Module, sample: Tensor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,22 +23,15 @@ Metric = PerSample | tuple[str, PerSample]
 """Such a function, or a pair of its name in tables and plots, and the function."""
 
 
+@dataclass(frozen=True)
 class CustomFunction:
     """Applies `function` to outputs and targets `[clients, batch, …]`; returns `[clients, batch]`."""
 
-    def __init__(self, function: PerSample, uses_vmap: bool, given_name: str = "") -> None:
-        self._function, self._given_name = function, given_name
-        self.uses_vmap = uses_vmap
-        """Whether it runs under `torch.func.vmap`; otherwise it is called for one client after another."""
-
-    @property
-    def name(self) -> str:
-        """The name that the user gave, or the function's own; "metric" for a function without one, such as a lambda."""
-        if self._given_name:
-            return self._given_name
-        function = self._function.func if isinstance(self._function, partial) else self._function
-        name: str = getattr(function, "__name__", type(function).__name__)
-        return name if name.isidentifier() else "metric"
+    function: PerSample
+    uses_vmap: bool
+    """Whether it runs under `torch.func.vmap`; otherwise it is called for one client after another."""
+    name: str
+    """The name that the user gave, or the function's own; "metric" for a function without one, such as a lambda."""
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if self.uses_vmap:
@@ -46,7 +40,7 @@ class CustomFunction:
 
     def _apply(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """One number per sample of one client, `[batch]`."""
-        values = self._function(outputs, targets)
+        values = self.function(outputs, targets)
         if values.ndim == 1:
             return values
         # torch has no mean of booleans and integers.
@@ -61,10 +55,7 @@ def check_function(name: str, function: Any, outputs: Tensor, targets: Tensor) -
         given_name, function = function
     if not callable(function):
         or_pair = ", or a pair (name, function)" * (name == "metric")
-        raise UsageError(
-            f"{name}: got {function!r}, expected a function of outputs and targets that gives one number per sample"
-            f"{or_pair}"
-        )
+        raise UsageError(f"{name}: got {function!r}, expected a function of outputs and targets{or_pair}")
     inputs = f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}, {targets.dtype}"
     is_loss = name == "loss"
     trial = outputs.detach().requires_grad_(is_loss)
@@ -72,24 +63,18 @@ def check_function(name: str, function: Any, outputs: Tensor, targets: Tensor) -
         with torch.enable_grad():
             values = function(trial.clone(), targets)  # a copy, because the function may write into it
     except Exception as error:  # the user's function may raise anything
-        raise UsageError(f"{name}: fails on {inputs} ({reason(error)}){_remedy(function, trial, targets)}") from error
+        raise UsageError(f"{name}: fails on {inputs} ({reason(error)})") from error
     if not isinstance(values, Tensor):
-        why = ", whose gradients local steps need" * is_loss
-        raise UsageError(
-            f"{name}: got {type(values).__name__}, expected a tensor, one number per sample; use nothing but torch{why}"
-        )
+        raise UsageError(f"{name}: got {type(values).__name__}, expected a tensor with one number per sample")
     allowed = ((), tuple(outputs.shape[1:]), tuple(targets.shape[1:]))
     if values.shape[:1] != outputs.shape[:1] or tuple(values.shape[1:]) not in allowed:
-        scalar = values.ndim == 0
-        remedy = "leave the mean over samples out (reduction='none')" if scalar else "give outputs the targets' shape"
         raise UsageError(
             f"{name}: got shape {tuple(values.shape)} for {inputs}, expected one number per sample, ({len(outputs)},); "
-            f"{remedy}"
+            "leave the mean over samples out (reduction='none'), or give outputs the targets' shape"
         )
     if is_loss and not values.requires_grad:
         raise UsageError(
-            "loss: got numbers without a gradient, expected a function of the outputs that autograd can follow; leave "
-            "detach(), item(), NumPy, argmax and the like out of it"
+            "loss: got numbers without a gradient; leave detach(), item(), NumPy, argmax and the like out of it"
         )
     if is_loss and _has_other_leaves(values, trial):
         warnings.warn(
@@ -98,12 +83,14 @@ def check_function(name: str, function: Any, outputs: Tensor, targets: Tensor) -
             "the model and its outputs, or detach() it",
             stacklevel=2,
         )
-    stacked = CustomFunction(function, uses_vmap=True, given_name=given_name)
+    named = function.func if isinstance(function, partial) else function
+    own_name = getattr(named, "__name__", type(named).__name__)
+    stacked = CustomFunction(function, True, given_name or (own_name if own_name.isidentifier() else "metric"))
     try:
         with rng.forked_generators(outputs.device):
             stacked(torch.stack([outputs, outputs]), torch.stack([targets, targets]))
     except Exception:  # vmap refuses branches on values, operations without a rule, and more
-        return CustomFunction(function, uses_vmap=False, given_name=given_name)
+        return replace(stacked, uses_vmap=False)
     return stacked
 
 
@@ -119,14 +106,3 @@ def _has_other_leaves(values: Tensor, trial: Tensor) -> bool:
             return True
         nodes += [before for before, _ in node.next_functions]
     return False
-
-
-def _remedy(function: PerSample, outputs: Tensor, targets: Tensor) -> str:
-    """A remedy for a function that fails on integer targets but works on floats, or nothing."""
-    if targets.is_floating_point():
-        return ""
-    try:
-        function(outputs, targets.to(outputs.dtype))
-    except Exception:
-        return ""
-    return "; it takes targets that are floats: give them as such, y.astype(np.float32), or use targets.float() in it"
