@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pfedlms import rng
 from pfedlms.backend import backend_of, for_each_in_threads, run_overlapped, streams, to_device, to_host, to_host_later
+from pfedlms.checks import check_integer
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.data.batches import Augmentation, batches
 from pfedlms.data.federated import FederatedData
@@ -163,8 +164,8 @@ class LocalWorker:
     def train(self, cohort: Cohort, objective: Objective, phase: int, steps: int = 0) -> tuple[Cohort, Tensor]:
         """See `ClientWork`."""
         guard.check_objective(objective, cohort)
-        guard.check_number("work.train: phase", phase)
-        guard.check_number("work.train: steps", steps)
+        check_integer("phase", phase, 0)
+        check_integer("steps", steps, 0)
         trained, wait_for_losses = self._launch(cohort, objective, phase, steps)
         return trained, wait_for_losses()
 
@@ -293,9 +294,8 @@ class LocalWorker:
 
     def mean_gradient(self, cohort: Cohort, params: Tensor, phase: int) -> Tensor:
         """See `ClientWork`. Running statistics do not change."""
-        guard.check_number("work.mean_gradient: phase", phase)
-        start = cohort.with_model(guard.models_for("work.mean_gradient", params, cohort))
-        plan = self.plan(cohort, phase)
+        check_integer("phase", phase, 0)
+        start, plan = cohort.with_model(params), self.plan(cohort, phase)
         with self._seeded(cohort, "module", phase):
             summed, _ = self._run(self._gradients, start, plan, Objective(), 0.0)
         if not self._train.local_epochs:
@@ -317,9 +317,9 @@ class LocalWorker:
 
     def losses(self, cohort: Cohort, params: Tensor, phase: int, step: int) -> Tensor:
         """See `ClientWork`."""
-        guard.check_number("work.losses: phase", phase)
-        params, plan = guard.models_for("work.losses", params, cohort), self.plan(cohort, phase)
-        guard.check_number("work.losses: step", step, len(plan))
+        check_integer("phase", phase, 0)
+        params, plan = params.expand_as(cohort.params), self.plan(cohort, phase)
+        check_integer("step", step, 0, len(plan) - 1)
         losses = torch.empty(len(params), device=params.device)
         x, y = self._training_samples(plan[step]), self._data.y[plan[step, 0]]
         buffers = _copy(cohort.buffers)
