@@ -25,11 +25,11 @@ from pfedlms.data.batches import Augmentation, batches
 from pfedlms.data.federated import FederatedData
 from pfedlms.data.partition import Indices
 from pfedlms.engine import guard
-from pfedlms.engine.catch_up import CatchUp
 from pfedlms.engine.criterion import Criterion, splitter
 from pfedlms.engine.graphs import Replayed, TakeSteps
 from pfedlms.engine.participation import Participation
 from pfedlms.engine.reports import Counts
+from pfedlms.engine.terms import Terms
 from pfedlms.engine.transport import Code, Record, Split
 from pfedlms.errors import DivergedError
 from pfedlms.methods.contract import Method, Objective
@@ -52,18 +52,14 @@ class Client:
     """The clients' half of a run. All methods are pure functions: they take a cohort and return a new one.
 
     Args:
-        method: the method of the run.
-        digest: the digest of what server and clients agree on.
-        catch_up: how clients that lack answers get the tracked model.
+        terms: what both ends know.
         work: local steps and measurements on the clients' data.
         data: which client holds which samples.
     """
 
-    def __init__(
-        self, method: Method, digest: bytes, catch_up: CatchUp, work: LocalWorker, data: FederatedData
-    ) -> None:  # fmt: skip
-        self.method, self.digest, self.catch_up, self.work = method, digest, catch_up, work
-        self._data = data
+    def __init__(self, terms: Terms, work: LocalWorker, data: FederatedData) -> None:
+        self.method, self.digest, self.catch_up = terms.method, terms.digest, terms.catch_up
+        self.work, self._data = work, data
 
     def message_of(self, order: Record) -> Message:
         """The message that an ANSWER or a MODEL carries."""

@@ -190,7 +190,7 @@ class SharedFederation(Federation):
         return [cohort.to(_HOST) for cohort in self._clients.present], self._clients.absent.state()
 
     def _on_load(self, state: dict[str, Any]) -> None:
-        self._clients.load(state, self.data.samples, self._own_ids)
+        self._clients.load(state, self._own_ids)
 
 
 class _LocalTransport(InProcess):

@@ -107,7 +107,7 @@ class Server:
     def __init__(
         self, terms: Terms, quorum: float = 0.5, percent: bool = True, watch: Stopwatch | None = None
     ) -> None:  # fmt: skip
-        self._terms, self._method, self.participation = terms, terms.method, terms.participation
+        self._terms, self._method = terms, terms.method
         self._quorum, self._percent, self._watch = quorum, percent, watch or Stopwatch()
         self._exchanges = terms.method.exchanges
 
@@ -172,7 +172,7 @@ class Server:
         number = state.round if started else -1
         # If messages are about the last steps, other clients train next than those who sent them.
         drawn = about_last or not self._exchanges or not started
-        trainers = self.participation.of(number + 1) if drawn else state.members
+        trainers = self._terms.participation.of(number + 1) if drawn else state.members
         train = Record(Code.TRAIN, number + 1, flags=state.measure)
         orders = (self._answer(state), train) if state.answers else (train,)
         requests = [Request(trainers, orders, continues=not drawn)]
@@ -197,7 +197,7 @@ class Server:
         send = (Record(Code.SEND, state.round),)
         if self._method.about_last_steps:
             return Request(state.participants, send, continues=True)
-        clients = self.participation.of(state.round + 1)
+        clients = self._terms.participation.of(state.round + 1)
         return Request(clients, send, self._catch_up(state, clients, state.round))
 
     def _catch_up(self, state: ServerState, clients: Sequence[int], number: int) -> tuple[CatchUpOrders, ...]:
