@@ -31,7 +31,6 @@ def orders_of(request: Request) -> list[tuple[Code, int, int]]:
 def states_of_a_round(run: Federation) -> list[ServerState]:
     """The server's states before each trip of a round."""
     found, state = [], run._state
-    run._transport.begin_round()
     while state.round == run.rounds_played:
         found.append(state)
         state = run._make_trip(state)

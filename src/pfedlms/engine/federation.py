@@ -107,7 +107,6 @@ class Federation:
         plays the start first, if that is not over. If it raises, the round can be played again."""
         self.start()
         state = replace(self._state, measure=Flag.SHARED * evaluate_global)
-        self._transport.begin_round()
         while state.round == self._state.round:
             state = self._make_trip(state)
         self._state = state

@@ -163,9 +163,6 @@ class SharedFederation(Federation):
 
     # --- what every rank does with its own clients
 
-    def _on_begin_round(self) -> None:
-        self._local.begin_round()
-
     def _on_carry(self, requests: Sequence[Request], inbox: Inbox | None = None) -> Inbox | None:
         own, last = [_restrict(request, self._own_ids) for request in requests], requests[-1].orders[-1]
         if inbox is not None:
@@ -211,9 +208,6 @@ class _RankTransport:
 
     def __init__(self, local: _LocalTransport, call: Callable[..., list[Any]]) -> None:
         self.client, self._call = local.client, call
-
-    def begin_round(self) -> None:
-        self._call("begin_round")
 
     def carry(self, requests: Sequence[Request], inbox: Inbox) -> None:
         """Carry out all requests, in order, and fill the inbox; see `engine.transport`."""

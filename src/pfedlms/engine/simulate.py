@@ -171,13 +171,11 @@ class InProcess:
         self._prepared: tuple[Cohort, Record, tuple[Cohort, dict[str, Any]]] | None = None
         """Clients and the SEND whose messages were computed ahead, and these."""
 
-    def begin_round(self) -> None:
-        """Forget the clients' state in a round that failed."""
-        self._in_round = self._clients.present
-
     def carry(self, requests: Sequence[Request], inbox: Inbox) -> None:
         """Carry out all requests, in order, and fill the inbox; see `engine.transport`."""
         for request in requests:
+            if request.orders[0].code != Code.ANSWER:  # a round begins, maybe again, because it failed
+                self._in_round = self._clients.present
             cohorts = self._in_round
             if not request.continues:
                 cohorts = self._clients.take(request.clients, cohorts)
