@@ -20,12 +20,16 @@ from torch import Tensor
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.engine.criterion import FeatureLoss, Leaf, splitter, tensors_inside
 from pfedlms.errors import MethodError, PfedlmsError
-from pfedlms.methods.contract import ClientWork, Exchange, Method, Objective, PerClient, Tracked
+from pfedlms.methods.contract import Exchange, Method, Objective, PerClient, Tracked
 from pfedlms.wire.fields import Message
 
 _COMPARED_ROUNDS = 3  # the first rounds, in which every client's tracked model is compared with the server's
 
 _DTYPES = {np.float32: torch.float32, np.uint8: torch.uint8, np.bool_: torch.bool, np.int64: torch.int64}
+
+Check = Callable[[Callable[..., Any], tuple[Any, ...], Any], None]
+"""Checks what a function of a method returned, given the function of its first argument alone, all its arguments, and
+the result."""
 
 
 def guard_method(method: Method, weights: str = "samples") -> Method:
@@ -33,7 +37,7 @@ def guard_method(method: Method, weights: str = "samples") -> Method:
     with name_method_in_errors(method, "server_start"):
         _expect_tensors("", method.server_start())
     for name, check in {**_CHECKS, "global_model": _once(_check_shared)}.items():
-        setattr(method, name, _guard_function(method, name, check))
+        _guard(method, method, name, check)
     for index, exchange in enumerate(method.exchanges):
         for name, kind in (("up", 2 * index), ("down", 2 * index + 1)):
             message = getattr(exchange, name, None)
@@ -41,11 +45,40 @@ def guard_method(method: Method, weights: str = "samples") -> Method:
                 got = f"kind {message.kind}" if isinstance(message, Message) else _describe(message)
                 error = MethodError(f"got {got}, expected Message({kind}, fields)")
                 raise error.of(method.name, f"{type(exchange).__name__}.{name}")
-    last = len(method.exchanges) - 1
-    method.exchanges = tuple(
-        GuardedExchange(method, exchange, index == last, weights) for index, exchange in enumerate(method.exchanges)
-    )
+        if weights == "uniform":
+            _count_clients_alike(exchange)
+        checks = _ExchangeChecks(method, exchange, index == len(method.exchanges) - 1)
+        _guard(method, exchange, "client_send", checks.check_send)
+        _guard(method, exchange, "in_step", unchanged=0)
+        _guard(method, exchange, "server_open")
+        _guard(method, exchange, "server_add", unchanged=0)
+        _guard(method, exchange, "server_reply", checks.check_reply)
+        _guard(method, exchange, "client_receive", checks.check_receive, unchanged=2)
     return method
+
+
+def _guard(method: Method, owner: Any, name: str, check: Check | None = None, unchanged: int = 1) -> None:
+    """Change a function of the method, or of an exchange of it, so that its result is checked. It may not write into
+    its first arguments, `unchanged` of them."""
+    call = getattr(owner, name)
+    where = name if owner is method else f"{type(owner).__name__}.{name}"
+
+    def guarded_call(*given: Any) -> Any:
+        with name_method_in_errors(method, where), _left_unchanged(*_held(*given[:unchanged])):
+            result = call(*given)
+            if check is not None:
+                check(lambda first: call(first, *given[1:]), given, result)
+            return result
+
+    object.__setattr__(owner, name, guarded_call)  # also of a frozen dataclass
+
+
+def _count_clients_alike(exchange: Exchange[Any]) -> None:
+    """Let the server's sum take 1 for every N_k."""
+    add = exchange.server_add
+    object.__setattr__(
+        exchange, "server_add", lambda total, ids, samples, values: add(total, ids, [1] * len(ids), values)
+    )
 
 
 @contextmanager
@@ -77,10 +110,14 @@ def _left_unchanged(*given: Tensors, where: str = "") -> Iterator[None]:
             )
 
 
-def _held(cohort: Cohort) -> Iterator[Tensors]:
-    """All tensors of a cohort."""
-    yield {"params": cohort.params, "momentum": cohort.momentum}
-    yield from (cohort.buffers, cohort.state, cohort.scratch, cohort.heard)
+def _held(*given: Cohort | Tensors) -> Iterator[Tensors]:
+    """All tensors of these arguments."""
+    for value in given:
+        if isinstance(value, Cohort):
+            yield {"params": value.params, "momentum": value.momentum}
+            yield from (value.buffers, value.state, value.scratch, value.heard)
+        else:
+            yield value
 
 
 def _tensors_of(objective: Objective) -> Tensors:
@@ -94,89 +131,42 @@ def leaves_unchanged(objective: Objective) -> AbstractContextManager[None]:
     return _left_unchanged(_tensors_of(objective), where=f"{type(objective).__name__}: ")
 
 
-Check = Callable[[Callable[..., Any], Any, Any], None]
-"""Checks a function of a method, given the function, its first argument, and what it returned."""
-
-
 def _once(check: Check) -> Check:
     """The check, made in the first call only, because it reads values."""
     calls = count()
     return lambda *arguments: check(*arguments) if next(calls) == 0 else None
 
 
-def _guard_function(method: Method, name: str, check: Check) -> Callable[..., Any]:
-    call = getattr(method, name)
+class _ExchangeChecks:
+    """Checks of what the functions of an exchange return."""
 
-    def guarded_call(first: Any, *others: Any) -> Any:
-        with name_method_in_errors(method, name), _left_unchanged(*_held(first)):
-            result = call(first, *others)
-            check(lambda cohort: call(cohort, *others), first, result)
-            return result
-
-    return guarded_call
-
-
-class GuardedExchange(Exchange[Any]):
-    """An exchange of a method that checks all that its functions return."""
-
-    def __init__(self, method: Method, exchange: Exchange[Any], is_last: bool, weights: str) -> None:
-        self._method, self._exchange, self._is_last, self._weights = method, exchange, is_last, weights
-        self.up, self.down = exchange.up, exchange.down
+    def __init__(self, method: Method, exchange: Exchange[Any], is_last: bool) -> None:
+        self._method, self._exchange, self._is_last = method, exchange, is_last
         self._models_of_reply: tuple[int, Tensor, Tensor] | None = None
         """The round of the last reply, and the tracked model before and after it."""
         self._absence_checked: set[str] = set()
 
-    # To `isinstance` and to attribute access this looks like the method's own exchange.
-    __class__ = property(lambda self: type(self._exchange))
+    def check_send(self, call: Callable[[Cohort], Any], given: tuple[Any, ...], result: Any) -> None:
+        cohort, (after, values) = given[0], _pair(result, "(cohort, values)")
+        check_same_clients(cohort, after)
+        _expect_message(self._exchange.up, values, len(cohort.ids))
+        if not self._method.about_last_steps:
+            self._check_absence("send", cohort, lambda one: call(one)[1])
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(vars(self)["_exchange"], name)
+    def check_reply(self, call: Callable[[Tensors], Any], given: tuple[Any, ...], result: Any) -> None:
+        (server, _, round), (after, values) = given, _pair(result, "(the server's state, values)")
+        _expect_same("state", server, after)
+        _expect_message(self._exchange.down, values)
+        if isinstance(self._method, Tracked) or self._method.tracks:
+            self._models_of_reply = round, server["model"], after["model"]
 
-    def _name_in_errors(self, function: str) -> Any:
-        return name_method_in_errors(self._method, f"{self._exchange.__class__.__name__}.{function}")
-
-    def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
-        with self._name_in_errors("client_send"), _left_unchanged(*_held(cohort)):
-            after, values = _pair(self._exchange.client_send(cohort, round, work), "(cohort, values)")
-            check_same_clients(cohort, after)
-            _expect_message(self.up, values, len(cohort.ids))
-            if not self._method.about_last_steps:
-                self._check_absence("send", cohort, lambda one: self._exchange.client_send(one, round, work)[1])
-            return after, values
-
-    def in_step(self, server: Tensors, values: Tensors) -> list[bool]:
-        with self._name_in_errors("in_step"):
-            return self._exchange.in_step(server, values)
-
-    def server_open(self, server: Tensors, round: int) -> Any:
-        with self._name_in_errors("server_open"), _left_unchanged(server):
-            return self._exchange.server_open(server, round)
-
-    def server_add(self, total: Any, ids: list[int], samples: list[int], values: Tensors) -> Any:
-        weights = [1] * len(ids) if self._weights == "uniform" else samples
-        with self._name_in_errors("server_add"):
-            return self._exchange.server_add(total, ids, weights, values)
-
-    def server_reply(self, server: Tensors, total: Any, round: int) -> tuple[Tensors, Tensors]:
-        with self._name_in_errors("server_reply"), _left_unchanged(server):
-            after, values = _pair(self._exchange.server_reply(server, total, round), "(the server's state, values)")
-            _expect_same("state", server, after)
-            _expect_message(self.down, values)
-            if isinstance(self._method, Tracked) or self._method.tracks:
-                self._models_of_reply = round, server["model"], after["model"]
-            return after, values
-
-    def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
-        with self._name_in_errors("client_receive"), _left_unchanged(values, *_held(cohort)):
-            after = self._exchange.client_receive(cohort, values, round)
-            check_same_clients(cohort, after)
-            if self._models_of_reply is not None and self._models_of_reply[0] == round < _COMPARED_ROUNDS:
-                _check_tracked(cohort, after, *self._models_of_reply[1:])
-            if self._is_last:
-                self._check_absence(
-                    "receive", cohort, lambda one: _results(self._exchange.client_receive(one, values, round))
-                )
-        return after
+    def check_receive(self, call: Callable[[Cohort], Cohort], given: tuple[Any, ...], after: Cohort) -> None:
+        cohort, _, round = given
+        check_same_clients(cohort, after)
+        if self._models_of_reply is not None and self._models_of_reply[0] == round < _COMPARED_ROUNDS:
+            _check_tracked(cohort, after, *self._models_of_reply[1:])
+        if self._is_last:
+            self._check_absence("receive", cohort, lambda one: _results(call(one)))
 
     def _check_absence(self, what: str, cohort: Cohort, call: Callable[[Cohort], Tensors]) -> None:
         """Refuse a function whose results depend on what a client does not keep while it is absent; checked once."""
@@ -252,8 +242,7 @@ def check_same_clients(before: Cohort, after: Cohort) -> None:
     _check_rows("scratch", after.scratch, after)
 
 
-def _check_start(cohort: Cohort) -> None:
-    """Check what `client_start` returns."""
+def _check_start(call: Callable[..., Any], given: tuple[Any, ...], cohort: Cohort) -> None:
     _expect_cohort(cohort)
     _check_rows("state", cohort.state, cohort)
 
@@ -268,11 +257,12 @@ def _check_rows(what: str, values: Tensors, cohort: Cohort) -> None:
         _expect_rows(f'{what}["{name}"]', value, cohort)
 
 
-def _check_shared(call: Callable[..., Any], cohort: Cohort, model: Tensor | None) -> None:
+def _check_shared(call: Callable[..., Any], given: tuple[Any, ...], model: Tensor | None) -> None:
     """Check what `global_model` returns: the last client must have the model of the first, and the first one the same
     without the others."""
     if model is None:
         return
+    (cohort,) = given
     clients, dim = cohort.params.shape
     if model.shape not in ((dim,), (clients, dim)):
         raise MethodError(f"got {_describe(model)}, expected shape [{dim}] or [{clients}, {dim}]")
@@ -285,8 +275,9 @@ def _check_shared(call: Callable[..., Any], cohort: Cohort, model: Tensor | None
             )
 
 
-def _check_rest(before: Cohort, after: Cohort) -> None:
+def _check_rest(call: Callable[..., Any], given: tuple[Any, ...], after: Cohort) -> None:
     """Check what `client_rest` returns: it may drop entries, and must not change others."""
+    (before,) = given
     _expect_cohort(after)
     _expect_same("state", {name: value for name, value in before.state.items() if name in after.state}, after.state)
     if after.params.shape not in (before.params.shape, (len(before.ids), 0)):
@@ -294,10 +285,10 @@ def _check_rest(before: Cohort, after: Cohort) -> None:
 
 
 _CHECKS: dict[str, Check] = {
-    "client_start": lambda call, before, after: _check_start(after),
-    "client_rest": lambda call, before, after: _check_rest(before, after),
-    "objective": lambda call, cohort, objective: check_objective(objective, cohort, call),
-    "after_training": lambda call, before, after: check_same_clients(before, after),
+    "client_start": _check_start,
+    "client_rest": _check_rest,
+    "objective": lambda call, given, objective: check_objective(objective, given[0], call),
+    "after_training": lambda call, given, after: check_same_clients(given[0], after),
 }
 
 
