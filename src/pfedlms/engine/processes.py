@@ -273,20 +273,16 @@ def _restrict(request: Request, ids: range) -> Request:
 
 
 def _send(value: Any, targets: Iterable[int]) -> None:
-    data = torch.frombuffer(bytearray(pickle.dumps(value, protocol=5)), dtype=torch.uint8)
     for target in targets:
         with _name_rank_in_errors(target):
-            dist.send(torch.tensor([len(data)]), target)
-            dist.send(data, target)
+            dist.send_object_list([value], target)
 
 
 def _receive(source: int) -> Any:
+    received = [None]
     with _name_rank_in_errors(source):
-        length = torch.empty(1, dtype=torch.int64)
-        dist.recv(length, source)
-        data = torch.empty(int(length), dtype=torch.uint8)
-        dist.recv(data, source)
-    return pickle.loads(data.numpy().data)  # of a process of the same run
+        dist.recv_object_list(received, source)
+    return received[0]
 
 
 @contextmanager
