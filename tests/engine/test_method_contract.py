@@ -244,14 +244,14 @@ class SendsBeforeTheAnswer(Copied):
 
 # A function, a change of its result, and the message.
 WRONG_RESULT: dict[str, tuple[str, Any, str]] = {
-    "no pair": ("client_send", lambda c, v: v, "got a dict"),
+    "no pair": ("client_send", lambda c, v: v, "raised ValueError: not enough values to unpack"),
     "clients dropped": ("client_send", lambda c, v: (c.rows(slice(0, 1)), v), r"got clients \(0,\)"),
     "state added": ("client_send", lambda c, v: (c.with_state(late=c.params), v), "state: .*'late'"),
     "state retyped": ("client_send", lambda c, v: (c.with_state(shared=c.params.double()), v), "shared: got .*float64"),
     "message too short": ("client_send", lambda c, v: (c, {"model": v["model"][:, 1:]}), r"'model': got .*\[5, 1509\]"),
     "field not declared": ("client_send", lambda c, v: (c, {**v, "more": c.params}), "got values for .*'more'"),
     "server without a key": ("server_reply", lambda s, v: s["nothing"], "raised KeyError: 'nothing'"),
-    "server state is a number": ("server_start", lambda s: {"model": 0.0}, "model: got a float"),
+    "server state is a number": ("server_reply", lambda s, v: ({"model": 0.0}, v), "model: got a float"),
     "answer with rows": ("server_reply", lambda s, v: (s, {"model": v["model"][None]}), r"'model': .*\[1, 1510\]"),
     "params without rows": ("client_receive", lambda c: replace(c, params=c.params[0]), r"params: got .*\[1510\]"),
     "nothing returned": ("client_receive", lambda c: None, "got a NoneType"),
@@ -492,7 +492,7 @@ FAILING = {
         r'state\["shared"\] is the same with all clients',
     ),
     "limits too wide": (TooWide, "limits", "levels = 0 is within the limits that Settings declares, but raises"),
-    "a setting without help": (NoHelp, "declaration", "Settings.strength is declared without limits and meaning"),
+    "a setting without help": (NoHelp, "declaration", "Settings.strength is declared without meaning"),
 }
 
 

@@ -34,6 +34,7 @@ from pfedlms.wire.golomb import Count, Places
 NEVER = -1  # stands for the round of an entry's last change, if it has never changed
 
 
+@dataclass(frozen=True)
 class AnswerLog:
     """What a server keeps for clients that come back.
 
@@ -42,24 +43,23 @@ class AnswerLog:
     Fingerprints are kept only if clients are sampled: else a hash of w in every round costs more than it saves.
     """
 
-    def __init__(self, initial: Tensor, model_bytes: int, sampled: bool = True) -> None:
-        self._model_bytes, self._sampled = model_bytes, sampled
-        self.frames: dict[int, bytes] = {}
-        self.changed = torch.full(initial.shape, NEVER, dtype=torch.int32)
-        self.fingerprints = {-1: fingerprints_of(initial[None])[0]} if sampled else {}
+    model_bytes: int
+    frames: dict[int, bytes]
+    changed: Tensor
+    fingerprints: dict[int, int]
 
-    def add(self, round: int, answer: bytes, before: Tensor, after: Tensor) -> None:
-        """Add the answer of a round; w `[dim]` is given before and after it."""
-        self.frames[round] = answer
-        while sum(map(len, self.frames.values())) > self._model_bytes and len(self.frames) > 1:
-            del self.frames[min(self.frames)]
+    def with_answer(self, round: int, answer: bytes, before: Tensor, after: Tensor) -> AnswerLog:
+        """The log with the answer of a round; w `[dim]` is given before and after it."""
+        frames, fingerprints = {**self.frames, round: answer}, dict(self.fingerprints)
+        while sum(map(len, frames.values())) > self.model_bytes and len(frames) > 1:
+            del frames[min(frames)]
         # Bits are compared, because a digest of w tells −0 from 0.
         moved = before.view(torch.int32) != after.view(torch.int32)
-        self.changed = self.changed.to(moved.device).masked_fill(moved, round)
-        if self._sampled:
-            self.fingerprints[round] = fingerprints_of(after[None])[0]
-        for number in [known for known in self.fingerprints if 0 <= known < min(self.frames) - 1]:
-            del self.fingerprints[number]
+        if fingerprints:
+            fingerprints[round] = fingerprints_of(after[None])[0]
+            fingerprints = {n: own for n, own in fingerprints.items() if n < 0 or n >= min(frames) - 1}
+        changed = self.changed.to(moved.device).masked_fill(moved, round)
+        return AnswerLog(self.model_bytes, frames, changed, fingerprints)
 
     def missed(self, since: int, until: int) -> dict[int, bytes] | None:
         """The answers of rounds since … until − 1, or None if some of them are not kept."""
@@ -69,11 +69,6 @@ class AnswerLog:
     def state(self) -> dict[str, Any]:
         """What a checkpoint has."""
         return {"frames": dict(self.frames), "changed": self.changed.cpu(), "fingerprints": dict(self.fingerprints)}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Resume from `state()`."""
-        self.frames, self.fingerprints = dict(state["frames"]), dict(state["fingerprints"])
-        self.changed = state["changed"]
 
 
 class CatchUp:
@@ -93,9 +88,15 @@ class CatchUp:
         self._on_host: _ModelOnHost | None = None
         self.messages = {message.kind: message for message in (self.model, self.changes, self.differences)}
 
-    def new_log(self) -> AnswerLog:
-        """An empty log."""
-        return AnswerLog(self._initial, HEADER_BYTES + self.model.max_bytes, self._sampled)
+    def new_log(self, state: dict[str, Any] | None = None) -> AnswerLog:
+        """An empty log, or the one whose `state` a checkpoint has."""
+        w = self._initial
+        empty = {
+            "frames": {},
+            "changed": torch.full(w.shape, NEVER, dtype=torch.int32),
+            "fingerprints": {-1: fingerprints_of(w[None])[0]} if self._sampled else {},
+        }
+        return AnswerLog(HEADER_BYTES + self.model.max_bytes, **(state or empty))
 
     def orders(self, since: int, round: int, log: AnswerLog, server: Tensors) -> tuple[Record, ...]:
         """What the server sends before round `round` to a client that knows the answers of all rounds below `since`, in

@@ -21,7 +21,7 @@ from pfedlms.engine.reports import Counts, Evaluation, RoundReport, Stopwatch, e
 from pfedlms.engine.server import BEGIN, START, Server, ServerState
 from pfedlms.engine.simulate import Clients, InProcess, Link, Links, perfect_link
 from pfedlms.engine.terms import Terms
-from pfedlms.engine.transport import Code, Event, Flag, Inbox, Split
+from pfedlms.engine.transport import Code, Event, Flag, Split
 from pfedlms.errors import RunDirectoryError
 from pfedlms.methods.contract import Method
 from pfedlms.models.forward import CohortModel
@@ -258,14 +258,12 @@ class Federation:
     @one_thread_per_operator()
     def _after_last_phase(self, cohort: Cohort, trains: bool) -> Cohort:
         """Copies of clients that took no part in the last phase, as they would be after it."""
-        state, transport, inbox = self._state, InProcess(self._client, self._clients), Inbox()
         if self.method.tracks:
-            cohort = self._terms.catch_up.adopt(cohort, state.before)  # as after any way to catch up
-        request = self._server.request_for_copies(state, (), trains)
-        for order in request.orders:
+            cohort = self._terms.catch_up.adopt(cohort, self._state.before)  # as after any way to catch up
+        for order in self._server.request_for_copies(self._state, (), trains).orders:
             if order.code == Code.TRAIN:
                 return self._client.train(cohort, order.number)[0]
-            (cohort,) = transport.answer(request, order, [cohort], inbox)
+            cohort = self._client.receive(cohort, order, self._client.read(order))
         return cohort
 
     # --- checkpoints

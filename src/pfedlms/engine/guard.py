@@ -25,6 +25,7 @@ from pfedlms.wire.fields import Message
 
 _COMPARED_ROUNDS = 3  # the first rounds, in which every client's tracked model is compared with the server's
 
+_HOST = torch.device("cpu")
 _DTYPES = {np.float32: torch.float32, np.uint8: torch.uint8, np.bool_: torch.bool, np.int64: torch.int64}
 
 Check = Callable[[Callable[..., Any], tuple[Any, ...], Any], None]
@@ -34,8 +35,6 @@ the result."""
 
 def guard_method(method: Method, weights: str = "samples") -> Method:
     """The method, changed so that its functions and exchanges check what they return; `weights` is `train.weights`."""
-    with name_method_in_errors(method, "server_start"):
-        _expect_tensors("", method.server_start())
     for name, check in {**_CHECKS, "global_model": _once(_check_shared)}.items():
         _guard(method, method, name, check)
     for index, exchange in enumerate(method.exchanges):
@@ -147,14 +146,14 @@ class _ExchangeChecks:
         self._absence_checked: set[str] = set()
 
     def check_send(self, call: Callable[[Cohort], Any], given: tuple[Any, ...], result: Any) -> None:
-        cohort, (after, values) = given[0], _pair(result, "(cohort, values)")
+        cohort, (after, values) = given[0], result
         check_same_clients(cohort, after)
         _expect_message(self._exchange.up, values, len(cohort.ids))
         if not self._method.about_last_steps:
             self._check_absence("send", cohort, lambda one: call(one)[1])
 
     def check_reply(self, call: Callable[[Tensors], Any], given: tuple[Any, ...], result: Any) -> None:
-        (server, _, round), (after, values) = given, _pair(result, "(the server's state, values)")
+        (server, _, round), (after, values) = given, result
         _expect_same("state", server, after)
         _expect_message(self._exchange.down, values)
         if isinstance(self._method, Tracked) or self._method.tracks:
@@ -264,10 +263,9 @@ def _check_shared(call: Callable[..., Any], given: tuple[Any, ...], model: Tenso
         return
     (cohort,) = given
     clients, dim = cohort.params.shape
-    if model.shape not in ((dim,), (clients, dim)):
-        raise MethodError(f"got {_describe(model)}, expected shape [{dim}] or [{clients}, {dim}]")
+    models = model.expand(clients, dim)
     if clients > 1:
-        (first, *_, last), alone = model.expand(clients, dim), call(cohort.rows(slice(0, 1))).expand(1, dim)[0]
+        (first, *_, last), alone = models, call(cohort.rows(slice(0, 1))).expand(1, dim)[0]
         if not all(torch.allclose(first, other, equal_nan=True) for other in (last, alone)):
             raise MethodError(
                 "got other models for other clients or cohorts, expected one that all clients share, or None; means "
@@ -381,17 +379,8 @@ def _expect_rows(where: str, value: Any, cohort: Cohort) -> None:
         )
 
 
-def _expect_tensors(what: str, values: Any) -> None:
-    if not isinstance(values, dict):
-        raise MethodError(f"{what}got {_describe(values)}, expected a dict of tensors")
-    for name, value in values.items():
-        if not isinstance(value, Tensor):
-            raise MethodError(f"{what}{name}: got {_describe(value)}, expected a tensor")
-
-
-def _expect_same(what: str, before: Tensors, after: Any) -> None:
+def _expect_same(what: str, before: Tensors, after: Tensors) -> None:
     """Refuse tensors of other names, shapes, dtypes or devices than before."""
-    _expect_tensors(f"{what}: ", after)
     if after.keys() != before.keys():
         raise MethodError(
             f"{what}: got the entries {sorted(after)}, expected {sorted(before)}; make every entry in client_start or "
@@ -401,21 +390,14 @@ def _expect_same(what: str, before: Tensors, after: Any) -> None:
         _expect_like(f"{what}: {name}", value, before[name])
 
 
-def _expect_message(message: Message, values: Any, *rows: int) -> None:
+def _expect_message(message: Message, values: Tensors, *rows: int) -> None:
     """Refuse values of a message that are not one tensor for each declared field."""
-    _expect_tensors("", values)
     names = [part.name for part in message.fields]
     if sorted(values) != sorted(names):
         raise MethodError(f"got values for {sorted(values)}, expected the message's fields {sorted(names)}")
     for part in message.fields:
-        value = values[part.name]
-        _expect(f"field {part.name!r}", value, (*rows, *part.shape), _DTYPES[part.dtype], value.device)
-
-
-def _pair(result: Any, expected: str) -> tuple[Any, Any]:
-    if not isinstance(result, tuple) or len(result) != 2:
-        raise MethodError(f"got {_describe(result)}, expected the pair {expected}")
-    return result
+        value, shape = values[part.name], (*rows, *part.shape)
+        _expect(f"field {part.name!r}", value, shape, _DTYPES[part.dtype], getattr(value, "device", _HOST))
 
 
 def _describe(value: Any) -> str:

@@ -9,7 +9,7 @@ import io
 import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields
 from difflib import get_close_matches
 from functools import cache, partial
 from types import FunctionType
@@ -126,19 +126,13 @@ def _failure(error: Exception) -> str:
 def _declaration(method: type[Method], settings: dict[str, Any]) -> str:
     for name in ("name", "paper", "personal"):
         if not hasattr(method, name):
-            raise CheckFailed(
-                f"the class has no `{name}`; set it, see the table of class attributes in docs/methods.md"
-            )
+            raise CheckFailed(f"the class has no `{name}`; see the table of class attributes in docs/methods.md")
     _refuse_misspelt(method, Method, Tracked)
     check_name(method.name)
     chosen = method.Settings
-    if not is_dataclass(chosen) or not getattr(chosen, "__dataclass_params__").frozen:  # noqa: B009 - not in its type
-        raise CheckFailed("Settings is not a frozen dataclass; decorate it with @dataclass(frozen=True)")
     for each in fields(chosen):
         if "help" not in each.metadata:
-            raise CheckFailed(
-                f"Settings.{each.name} is declared without limits and meaning; use setting(default, help, …)"
-            )
+            raise CheckFailed(f"Settings.{each.name} is declared without meaning; use setting(default, help, …)")
     defaults = {each.name: each.default for each in fields(chosen) if each.default is not MISSING}
     if wrong := find_problems("method", chosen, defaults):
         raise CheckFailed(f"a default is outside its own limits: {wrong[0]}")
@@ -153,10 +147,7 @@ def _refuse_misspelt(kind: type, *bases: type) -> None:
     used = {name for _, value in own if isinstance(value, FunctionType) for name in value.__code__.co_names}
     for name in (name for name, _ in own if not name.startswith("_") and name not in known | used):
         if near := get_close_matches(name, known, 1, _NEARLY):
-            raise CheckFailed(
-                f"`{kind.__name__}.{name}` is never read (did you mean `{near[0]}`?); give it another name if it is "
-                "your own"
-            )
+            raise CheckFailed(f"`{kind.__name__}.{name}` is never read (did you mean `{near[0]}`?); rename it")
 
 
 # --- the battery ------------------------------------------------------------------------------------------------------
@@ -321,8 +312,8 @@ class _Battery:
             for client, kept in recorder.states.get(round, {}).items() if issubclass(self.method, Tracked) else ():
                 if model is not None and not torch.equal(kept["model"], model):
                     raise CheckFailed(
-                        f'client {client} has another state["model"] than the server after round {round + 1}, because '
-                        "it was absent before; leave `tracks` true unless every answer is the model itself"
+                        f'client {client}, which was absent, has another state["model"] than the server after round '
+                        f"{round + 1}; leave `tracks` true unless every answer is the model itself"
                     )
         _, everyone = self._play()
         for name in _entries_in_common(everyone):

@@ -13,7 +13,6 @@ the same things again, byte for byte. A step that raises changes nothing.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -119,13 +118,16 @@ class Server:
     def restore(self, checkpoint: Mapping[str, Any]) -> ServerState:
         """The state that `ServerState.checkpoint()` saved, with tensors on the devices the method uses."""
         start = self.begin()
-        start.log.load(checkpoint["log"])
         tensors = {
             name: {key: value.to(start.server[key].device) for key, value in checkpoint[name].items()}
             for name in _TENSORS
         }
         measured = {Split(split): counts for split, counts in checkpoint["measured"].items()}
-        others = {"log": start.log, "traffic": Traffic(*checkpoint["traffic"]), "measured": measured}
+        others = {
+            "log": self._terms.catch_up.new_log(checkpoint["log"]),
+            "traffic": Traffic(*checkpoint["traffic"]),
+            "measured": measured,
+        }
         return ServerState(**{**checkpoint, **tensors, **others})
 
     # --- what clients are asked for
@@ -218,10 +220,7 @@ class Server:
         """The log with the answer of this round."""
         if not (self._method.tracks and state.answers):
             return state.log
-        log = copy(state.log)
-        log.frames, log.fingerprints = dict(log.frames), dict(log.fingerprints)
-        log.add(state.round, state.answers[0], state.server["model"], state.current["model"])
-        return log
+        return state.log.with_answer(state.round, state.answers[0], state.server["model"], state.current["model"])
 
     # --- what came back
 

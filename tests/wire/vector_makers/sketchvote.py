@@ -88,7 +88,7 @@ def sketchvote(
             answers_known[k] = number + 1
             assert torch.equal(clients[k].state["model"][0].view(torch.int32), moved["model"].view(torch.int32))
         before, server = server, moved
-        answers.add(number, answer.data, before["model"], server["model"])
+        answers = answers.with_answer(number, answer.data, before["model"], server["model"])
         played.append(
             {
                 "round": number,
