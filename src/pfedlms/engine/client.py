@@ -100,11 +100,6 @@ class Client:
         shared = self.method.global_model(cohort)
         return {} if shared is None else self._measure(cohort, shared, self._data.test)
 
-    def measure_start(self, cohort: Cohort) -> Counts:
-        """Measure the model with which every client begins its local steps, on its test split: the shared model, or its
-        own."""
-        return self.measure_shared(cohort) or self._measure(cohort, cohort.params, self._data.test)
-
     def _measure(self, cohort: Cohort, params: Tensor, split: Sequence[Indices]) -> Counts:
         correct, losses = to_host(*self.work.evaluate(cohort, params, split))
         sizes = [len(split[client]) * self._data.positions for client in cohort.ids]

@@ -172,7 +172,7 @@ class Federation:
         held_out = self.data.newcomer_data()
         client = self._client_for(held_out, self.criterion)
         for before_steps, after_steps in self._join(client, held_out):
-            started |= client.measure_start(before_steps)
+            started |= client.measure_shared(before_steps) or client.measure_personal(before_steps)[Split.TEST]
             trained |= client.measure_personal(after_steps)[Split.TEST]
         before, after = (evaluation_of_counts(counts, self.criterion.score is None) for counts in (started, trained))
         assert before is not None  # every client has test samples
@@ -300,12 +300,6 @@ class Federation:
             raise RunDirectoryError(
                 "checkpoint: it was written by an earlier version of pfedlms, which this version does not read; resume "
                 "with that version, or delete checkpoint.pt to start the run over"
-            )
-        expected = self._clients.start(tuple(state["trained"]))
-        if state["params"].shape != expected.params.shape or state["momentum"].shape != expected.momentum.shape:
-            raise ValueError(
-                f"checkpoint: got models of shape {tuple(state['params'].shape)}, expected "
-                f"{tuple(expected.params.shape)} with the same optimizer and momentum"
             )
         self._state = self._server.restore(
             {
