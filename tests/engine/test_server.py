@@ -56,16 +56,6 @@ def test_the_orders_of_round_three_by_hand(method: str) -> None:
     assert all(request.clients == EVERYONE for outbox in outboxes for request in outbox)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "pfedlms", "sketchvote"])
-def test_the_last_trip_of_a_round_can_request_the_next_messages(method: str) -> None:
-    """Their bytes are counted in the next round."""
-    run = played(method)
-    *_, last = states_of_a_round(run)
-    ends, ahead = run._server.outbox(replace(last, ask_ahead=True, measure=Flag.PERSONAL))
-    assert (orders_of(ahead), ahead.next_round, ends.next_round) == ([(Code.SEND, 3, 0)], True, False)
-    assert ends.orders[-1].flags == Flag.PERSONAL
-
-
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_the_outbox_is_a_function_of_the_state_and_survives_a_checkpoint(method: str, participation: float) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -105,9 +105,8 @@ class CatchUp:
         missed = log.missed(since, round) if since >= 0 else None
         best = sum(map(len, missed.values())) if missed is not None else None
         now, chosen = self._on_host, None
-        if now is None or now.model is not server["model"] or now.log_changed is not log.changed:
-            tracked = {name: server[name].cpu().numpy() for name in self._tracked}
-            now = self._on_host = _ModelOnHost(server["model"], log.changed, self._initial, tracked)
+        if now is None or now.model is not server["model"] or now.log is not log:
+            now = self._on_host = _ModelOnHost(server, log, self._initial, self._tracked)
         forms: list[tuple[Message, int, Callable[[], dict[str, Any]]]] = [
             (self.differences, now.count_differing, lambda: _entry_values(now.w, now.differs, 0)),
             (self.model, len(now.w), lambda: {"model": now.w}),
@@ -153,41 +152,23 @@ class CatchUp:
         return cohort.with_state(**adopted)
 
 
-@dataclass(frozen=True, eq=False)
 class _ModelOnHost:
-    """The server's w on the host, and what is known of its entries; computed once for all clients of a round."""
+    """The server's w on the host, and what is known of its entries; made once for all clients of a round."""
 
-    model: Tensor
-    log_changed: Tensor
-    initial: Tensor
-    tracked: dict[str, NDArray[Any]]
-
-    @cached_property
-    def w(self) -> NDArray[np.float32]:
-        return self.model.cpu().numpy()
-
-    @cached_property
-    def changed(self) -> NDArray[np.int32]:
+    def __init__(self, server: Tensors, log: AnswerLog, initial: Tensor, tracked: Sequence[str]) -> None:
+        self.model, self.log = server["model"], log
+        self.w: NDArray[np.float32] = self.model.cpu().numpy()
+        self.tracked = {name: server[name].cpu().numpy() for name in tracked}
+        self.changed: NDArray[np.int32] = log.changed.cpu().numpy()
         """The round in which each entry changed last."""
-        return self.log_changed.cpu().numpy()
-
-    @cached_property
-    def _changes(self) -> NDArray[np.int64]:
-        """How many entries changed last in round `NEVER`, `NEVER` + 1, …"""
-        return np.bincount(self.changed - NEVER)
+        self._changes = np.bincount(self.changed - NEVER)  # entries of round `NEVER`, `NEVER` + 1, …
+        self.differs: NDArray[np.bool_] = self.w.view(np.int32) != initial.numpy().view(np.int32)
+        """Which entries are not those of w⁰."""
+        self.count_differing = int(np.count_nonzero(self.differs))
 
     def changed_since(self, round: int) -> int:
         """How many entries have changed in this round or later."""
         return int(self._changes[round - NEVER :].sum())
-
-    @cached_property
-    def differs(self) -> NDArray[np.bool_]:
-        """Which entries are not those of w⁰."""
-        return np.not_equal(self.w.view(np.int32), self.initial.numpy().view(np.int32))
-
-    @cached_property
-    def count_differing(self) -> int:
-        return int(np.count_nonzero(self.differs))
 
 
 def _entry_values(w: NDArray[np.float32], places: NDArray[np.bool_], since: int) -> dict[str, Any]:

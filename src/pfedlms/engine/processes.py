@@ -33,7 +33,7 @@ from pfedlms.engine.federation import Federation
 from pfedlms.engine.participation import PERSISTENT_FIELDS, merge_absent_states
 from pfedlms.engine.reports import Counts
 from pfedlms.engine.server import ServerState
-from pfedlms.engine.simulate import InProcess, clients_state, message_refused
+from pfedlms.engine.simulate import InProcess, clients_state
 from pfedlms.engine.transport import Code, Inbox, Record, Request
 from pfedlms.errors import PfedlmsError, RunError, UsageError, WireError
 
@@ -238,8 +238,7 @@ class _Frames:
                     try:
                         aggregation.take(data)
                     except WireError as error:
-                        inbox.rejected += 1
-                        inbox.events.append(message_refused(inbox.round, int.from_bytes(data[12:16], "little"), error))
+                        inbox.refuse(inbox.round, int.from_bytes(data[12:16], "little"), error)
         aggregation.add_up()
 
 

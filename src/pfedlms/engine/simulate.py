@@ -312,9 +312,10 @@ class InProcess:
                     raise WireError("nothing arrived")
                 aggregation.take(arrived)
             except WireError as error:
-                inbox.rejected += 1
-                if not links.is_simulated_loss(arrived):
-                    inbox.events.append(message_refused(round, client, error))
+                if links.is_simulated_loss(arrived):
+                    inbox.rejected += 1
+                else:
+                    inbox.refuse(round, client, error)
         return payload
 
     def _frame_buffer(self, count: int, size: int) -> NDArray[np.uint8]:
@@ -392,13 +393,6 @@ def run_exchange(
     server, values = aggregation.close()
     answer = server_frame(exchange.down, values, send.number, client.digest)
     return after, server, replace(send, code=Code.ANSWER, data=answer), inbox
-
-
-def message_refused(round: int, client: int, error: WireError) -> Event:
-    """The event that a client's message was refused."""
-    return Event(
-        round, client, "message_refused", f"is left out of this exchange: {type(error).__name__}: {error}"
-    )  # fmt: skip
 
 
 def _select_rows(values: dict[str, Any], rows: slice | int) -> dict[str, Any]:
