@@ -356,8 +356,7 @@ class _Battery:
                         f"{each.name} = {value!r} is within the limits that Settings declares, but "
                         f"{_failure(error)}; declare narrower limits (minimum, above, maximum, below, choices)"
                     ) from error
-        text = f"{tried} setting{'s' * (tried != 1)} at the ends of declared limits"
-        return text if tried else "no setting has closed limits"
+        return f"{tried} settings at the ends of declared limits"
 
 
 def _recorded(method: type[Method], recorder: Recorder) -> type[Method]:

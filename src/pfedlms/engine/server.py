@@ -256,8 +256,8 @@ class Server:
         """The state after the local steps that end a round, or the start."""
         started, trained = state.stage != START, inbox.trained
         if not trained:
-            what = f"round {state.round + 1}: the server's answer" if started else "the start: the first request"
-            raise _too_few(f"{what} reached no client", inbox)
+            when = f"round {state.round + 1}" if started else "the start"
+            raise _too_few(f"{when}: the server reached no client", inbox)
         participants = tuple(sorted(trained))
         left_out = {**state.left_out, **_select(inbox.failed, request.clients)}
         report = RoundReport(
@@ -305,8 +305,7 @@ class Server:
         number = order.number
         members = tuple(client for client in request.clients if client not in inbox.failed)
         if not members and (request.catch_up or order.index):
-            what = "the server's answer reached no client" if order.index else "what clients had missed reached nobody"
-            raise _too_few(f"round {number + 1}: {what}", inbox)
+            raise _too_few(f"round {number + 1}: the server reached no client", inbox)
         if aggregation.valid < max(1, self._quorum * inbox.expected):
             raise _too_few(
                 f"round {number + 1}: {aggregation.valid} of {inbox.expected} messages were valid, expected at least "
