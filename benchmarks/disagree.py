@@ -20,6 +20,7 @@ import warnings
 from dataclasses import replace
 from math import prod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lies
@@ -66,8 +67,8 @@ def solve(method: Method, minima: Tensor, step: float = STEP) -> Tensor | str:
     cohort = method.client_start(
         Cohort(tuple(range(count)), (1,) * count, torch.zeros_like(minima), torch.zeros(count, 0), {})
     )
-    server, client = method.server_start(), Client(method, method_digest(method), None, NoWork(), None)
-    transport = InProcess(client, None)
+    terms = SimpleNamespace(method=method, digest=method_digest(method), catch_up=None)
+    server, transport = method.server_start(), InProcess(Client(terms, NoWork(), None), None)
     for round in range(ROUNDS):
         trained = replace(cohort, params=minima + (1 - step) * (cohort.params - minima))
         try:

@@ -115,7 +115,8 @@ def hold(
 ) -> tuple[list[Cohort], dict[str, Tensor]]:
     """Run one exchange with encoded messages."""
     groups = [cohorts] if isinstance(cohorts, Cohort) else list(cohorts)
-    client = Client(SimpleNamespace(exchanges=(exchange,)), bytes(8), None, work or Work(), None)  # type: ignore[arg-type]
+    terms = SimpleNamespace(method=SimpleNamespace(exchanges=(exchange,)), digest=bytes(8), catch_up=None)
+    client = Client(terms, work or Work(), None)  # type: ignore[arg-type]
     transport = InProcess(client, None, Links(link))  # type: ignore[arg-type]
     asked, server, answer, inbox = run_exchange(transport, Record(Code.SEND, round), groups, server or {})
     for event in inbox.events:

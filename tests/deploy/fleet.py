@@ -143,7 +143,7 @@ def simulate_without(
 ) -> tuple[list[dict[str, Any]], Federation]:  # fmt: skip
     """The run in one process in which a client takes no part; metrics and federation."""
     federation = prepare(config)
-    federation.participation = _AllExcept(client, phases)  # type: ignore[assignment]
+    federation._terms.participation = _AllExcept(client, phases)  # type: ignore[assignment]
     running = ActiveRun(config, federation)
     run_rounds(running, ())
     return running.metrics, federation

@@ -141,14 +141,14 @@ def test_different_models_have_different_fingerprints() -> None:
 
 def test_answers_are_kept_while_they_have_fewer_bytes_than_the_model() -> None:
     w = torch.zeros(3)
-    answers = AnswerLog(w, model_bytes=100)
+    answers = AnswerLog(100, {}, torch.zeros(3, dtype=torch.int32), {})
     for round in range(10):
-        answers.add(round, bytes(30), w, w)
+        answers = answers.with_answer(round, bytes(30), w, w)
     assert sorted(answers.frames) == [7, 8, 9]
     assert answers.missed(7, 10) == {7: bytes(30), 8: bytes(30), 9: bytes(30)}
     assert answers.missed(9, 10) == {9: bytes(30)}
     assert answers.missed(6, 10) is None
-    answers.add(10, bytes(200), w, w)
+    answers = answers.with_answer(10, bytes(200), w, w)
     assert answers.missed(9, 11) is None
 
 

@@ -97,18 +97,6 @@ def test_a_duplicate_counts_once(frames: Frames, cohort_size: int) -> None:
     check_replies(frames, 0, (0, 2, 3), (0, 2, 3))
 
 
-def test_a_replay_of_the_round_before_is_refused(frames: Frames) -> None:
-    def link(data: bytes, sender: int) -> bytes:
-        return frames[data[5], 0, sender] if (data[8], sender) == (1, 3) else data
-
-    with pytest.warns(
-        UserWarning, match="round 2: client 3 is left out of this exchange: RoundError: .* got 0, expected 1"
-    ):
-        _, reports = played(link, rounds=2)
-    assert [report.rejected for report in reports] == [0, 2]
-    check_replies(frames, 1, (0, 1, 2), (0, 1, 2))
-
-
 # --- quorum -----------------------------------------------------------------------------------------------------------
 
 

@@ -160,14 +160,6 @@ class InPlace(Averaged):
         return server, {"model": server["model"]}
 
 
-class Opens(Averaged):
-    """Writes into the server's dict before the first message."""
-
-    def server_open(self, server: Tensors, round: int) -> Any:
-        server["model"] = server["model"] * 0
-        return super().server_open(server, round)
-
-
 class WritesItsAnswer(Averaged):
     """The same values are given to the next cohort."""
 
@@ -181,22 +173,6 @@ class Averaging(Tracked):
 
     def client_start(self, cohort: Cohort) -> Cohort:
         return super().client_start(cohort).with_state(shared=cohort.params)
-
-
-class Remarked(Averaged):
-    def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Any:
-        return go_on_from(cohort, values["model"]).with_heard(model=values["model"])
-
-
-class WritesWhatItHeard(Averaging):
-    """The next cohort hears the same tensor."""
-
-    exchange = Remarked
-
-    def after_training(self, cohort: Cohort, phase: int, work: Any) -> Cohort:
-        for value in cohort.heard.values():
-            value.mul_(0.5)
-        return cohort
 
 
 def changed(kind: Any, changes: dict[str, Any]) -> Any:
@@ -268,63 +244,42 @@ class SendsBeforeTheAnswer(Copied):
 
 # A function, a change of its result, and the message.
 WRONG_RESULT: dict[str, tuple[str, Any, str]] = {
-    "no pair": ("client_send", lambda c, v: v, "got a dict"),
+    "no pair": ("client_send", lambda c, v: v, "raised ValueError: not enough values to unpack"),
     "clients dropped": ("client_send", lambda c, v: (c.rows(slice(0, 1)), v), r"got clients \(0,\)"),
-    "state added": ("client_send", lambda c, v: (c.with_state(late=c.params), v), "state: .*'late'.* client_start"),
+    "state added": ("client_send", lambda c, v: (c.with_state(late=c.params), v), "state: .*'late'"),
     "state retyped": ("client_send", lambda c, v: (c.with_state(shared=c.params.double()), v), "shared: got .*float64"),
-    "scratch": ("client_send", lambda c, v: (c.with_scratch(mean=torch.zeros(1, 3)), v), r'"mean"\]: got .*\[1, 3\]'),
-    "message too short": (
-        "client_send",
-        lambda c, v: (c, {"model": v["model"][:, 1:]}),
-        r"field 'model': got .*\[5, 1509\].* expected .*\[5, 1510\]",
-    ),
-    "message in float64": ("client_send", lambda c, v: (c, {"model": v["model"].double()}), "'model': got .*float64"),
+    "message too short": ("client_send", lambda c, v: (c, {"model": v["model"][:, 1:]}), r"'model': got .*\[5, 1509\]"),
     "field not declared": ("client_send", lambda c, v: (c, {**v, "more": c.params}), "got values for .*'more'"),
     "server without a key": ("server_reply", lambda s, v: s["nothing"], "raised KeyError: 'nothing'"),
-    "server retyped": ("server_reply", lambda s, v: ({"model": s["model"].double()}, v), "model: got .*float64"),
-    "server state is a number": ("server_start", lambda s: {"model": 0.0}, "model: got a float"),
+    "server state is a number": ("server_reply", lambda s, v: ({"model": 0.0}, v), "model: got a float"),
     "answer with rows": ("server_reply", lambda s, v: (s, {"model": v["model"][None]}), r"'model': .*\[1, 1510\]"),
     "params without rows": ("client_receive", lambda c: replace(c, params=c.params[0]), r"params: got .*\[1510\]"),
     "nothing returned": ("client_receive", lambda c: None, "got a NoneType"),
     "state without rows": ("client_start", lambda c: c.with_state(shared=c.params[0]), r'"shared"\]: got .*\[1510\]'),
     "rest without rows": ("client_rest", lambda c: c.with_state(shared=c.state["shared"][0]), "state: shared: got"),
-    "rest is a dict": ("client_rest", lambda c: c.state, "got a dict, expected a Cohort; return the cohort, or what"),
     "params written": ("client_send", lambda c, v: (c, {"model": c.params.mul_(0.5)}), "writes into a tensor"),
     "state written": (
         "client_send",
         lambda c, v: (c, {"model": c.state.update(shared=c.params) or c.params}),
-        r"writes into a dict .*with_state",
+        "writes into a tensor or a dict",
     ),
-    "total not returned": ("server_add", lambda total: None, "got a NoneType, expected the total"),
-    "start is a dict": ("client_start", lambda c: c.state, "got a dict, expected a Cohort"),
 }
 REFUSED = {
     "gradient of one row": (with_objective(gradient_of=lambda p: p[:1]), r"Wrong\.gradient: got .*\[1, 1510\]"),
     "gradient written": (with_objective(gradient_of=lambda p: p.mul_(0.1)), r"Wrong\.gradient: writes into a tensor"),
     "field of the objective written": (WritesItsField, r"Drifting: writes into a tensor"),
     "server written": (with_exchange(InPlace), r"InPlace\.server_reply: writes into a tensor"),
-    "server's dict written": (with_exchange(Opens), r"Opens\.server_open: writes into a dict .*\{\*\*server"),
     "answer written": (with_exchange(WritesItsAnswer), r"WritesItsAnswer\.client_receive: writes into a tensor"),
-    "heard written": (WritesWhatItHeard, "after_training: writes into a tensor"),
-    "losses of one row": (
-        working(lambda cohort, work, phase: work.losses(cohort, cohort.params[:1], phase, 0)),
-        r"after_training: work\.losses: params: got .*\[1, 1510\].*one for all",
-    ),
     "losses of a later step": (
         working(lambda cohort, work, phase: work.losses(cohort, cohort.params, phase, 3)),
-        r"work\.losses: step: got 3, expected a whole number from 0 to 2",
+        "after_training: raised ValueError: step: got 3, expected a whole number from 0 to 2",
     ),
     "gradient of a phase before the start": (
         working(lambda cohort, work, phase: work.mean_gradient(cohort, cohort.params, phase - 1)),
-        r"work\.mean_gradient: phase: got -1",
-    ),
-    "half a step": (
-        working(lambda cohort, work, phase: work.train(cohort, Objective(), phase, 2.5)),
-        r"work\.train: steps: got 2\.5",
+        "phase: got -1",
     ),
     "loss without needs_features": (LossNotAskedFor, r"Unasked\.loss would never be called"),
     "an objective without effect": (WithoutEffect, r"objective: Idle changes nothing; define gradient, loss or after"),
-    "gradient is a number": (with_objective(gradient_of=lambda p: 0.0), r"Wrong\.gradient: got a float"),
     "step in float64": (with_objective(step_of=Tensor.double), r"Wrong\.after_step: got torch.float64"),
     "loss summed over clients": (with_objective(loss_of=Tensor.sum), r"Wrong\.loss: got .*\[\].*expected .*\[5\]"),
     "unmarked inside a dict": (with_objective(held=lambda c: {"a": [1, c.params]}), r"Wrong\.held\['a'\]\[1\]: got"),
@@ -334,11 +289,10 @@ REFUSED = {
         averaging("server_reply", lambda s, v: ({"model": s["model"] + 1}, v)),
         r"Mean\.client_receive: .*not the server's",
     ),
-    "kinds 0 and 0": (with_kinds(0, 0), r"Numbered\.down: got kind 0, expected 1: kinds are 2"),
-    "kinds 300 and 1": (with_kinds(300, 1), r"Numbered\.up: got kind 300, expected 0"),
+    "kinds 0 and 0": (with_kinds(0, 0), r"Numbered\.down: got kind 0, expected Message\(1, "),
     "value that no answer has": (MissingAnswer, r"objective: raised KeyError: 'nothing'"),
-    "tracks copied": (Copied, r'Changes\.client_receive: uses state\["model"\].*leave `tracks` true'),
-    "sends before the answer": (SendsBeforeTheAnswer, r'Stepped\.client_send: uses state\["model"\]'),
+    "tracks copied": (Copied, r'Changes\.client_receive: uses .*state\["model"\].*leave `tracks` true'),
+    "sends before the answer": (SendsBeforeTheAnswer, r'Stepped\.client_send: uses .*state\["model"\]'),
     **{name: (averaging(call, change), f"{call}: .*{text}") for name, (call, change, text) in WRONG_RESULT.items()},
 }
 
@@ -500,37 +454,23 @@ class Misspelt(Local):
         return cohort.with_model(cohort.params * 0)
 
 
-def sending_nan(*clients: int) -> type[Method]:
-    """These clients send NaN."""
-
-    def with_nan(cohort: Cohort, values: Tensors) -> Any:
-        wrong = torch.tensor([client in clients for client in cohort.ids])
-        return cohort, {"model": values["model"].masked_fill(wrong.unsqueeze(1), torch.nan)}
-
-    return averaging("client_send", with_nan)
+def sends_nan(cohort: Cohort, values: Tensors) -> Any:
+    """Client 0 sends NaN."""
+    wrong = torch.tensor([client == 0 for client in cohort.ids])
+    return cohort, {"model": values["model"].masked_fill(wrong.unsqueeze(1), torch.nan)}
 
 
-NOT_FINITE = r"round 1: client 0 is left out of this exchange: DecodeError: field 'model': .*must be valid: finite"
 FAILING = {
-    "passes values to the server through itself": (
-        with_exchange(Box),
-        "separate ends",
-        "for all, .* differ in server",
-    ),
+    "passes values to the server through itself": (with_exchange(Box), "separate ends", "for all, .* differ in server"),
     "passes values to clients through itself": (with_exchange(Leak), "separate ends", "differ in state.shared"),
-    "a client sends NaN": (sending_nan(0), "rounds", NOT_FINITE),
-    "all clients send NaN": (sending_nan(*range(10)), "rounds", NOT_FINITE),
-    "depends on the cohort": (
-        MeanOfCohort,
-        "cohort sizes",
-        "cohorts of 1 and of 3 clients differ in",
-    ),
-    "measures the mean of those at hand": (
-        MeanOfTheCohort,
+    "a client sends NaN": (
+        averaging("client_send", sends_nan),
         "rounds",
-        "global_model: got a model that depends on which",
+        r"round 1: client 0 is left out of this exchange: DecodeError: field 'model': .*must be valid: finite",
     ),
-    "adds in float32": (with_exchange(SumOfFloat32), "cohort sizes", "so it is the server.*in float64"),
+    "depends on the cohort": (MeanOfCohort, "cohort sizes", "cohorts of 1 and of 3 clients differ in"),
+    "measures the mean of those at hand": (MeanOfTheCohort, "rounds", "global_model: got other models for other"),
+    "adds in float32": (with_exchange(SumOfFloat32), "cohort sizes", "differ in server.*in float64"),
     "a misspelt function": (Misspelt, "declaration", r"`Misspelt\.after_train` is never read .* mean `after_training`"),
     "a misspelt function of its objective": (
         with_objective_kind(type("Clamped", (Wrong,), {"after_steps": Wrong.after_step})),
@@ -542,22 +482,17 @@ FAILING = {
         "rounds",
         r"`Half\.client_recieve` is never read \(did you mean `client_receive`",
     ),
-    "the name of a section": (type("Data", (Local,), {"name": "data"}), "declaration", "got the name 'data', expected"),
-    "measures own models as shared": (OwnAsShared, "rounds", "got other models for other clients, expected one"),
-    "clients, not the server, depend on the cohort": (MeanOfCohort, "resume", "Each client's results must follow from"),
+    "a name that is a path": (type("Path", (Local,), {"name": "a/b"}), "declaration", "got the name 'a/b', expected"),
+    "measures own models as shared": (OwnAsShared, "rounds", "got other models for other clients or cohorts"),
     "draws from torch's generator": (Random, "determinism", "two runs with the same seed differ in"),
-    "keeps state in an attribute": (Remembers, "resume", r"from a checkpoint differ in server.model\. Each cl"),
+    "keeps state in an attribute": (Remembers, "resume", r"from a checkpoint differ in server.model\. Results must"),
     "absent clients miss changes": (
         averaging("client_receive", lambda c: c.with_state(shared=c.state["shared"] + c.params)),
         "participation",
         r'state\["shared"\] is the same with all clients',
     ),
     "limits too wide": (TooWide, "limits", "levels = 0 is within the limits that Settings declares, but raises"),
-    "a setting without help": (
-        NoHelp,
-        "declaration",
-        "Settings.strength is declared without limits and meaning",
-    ),
+    "a setting without help": (NoHelp, "declaration", "Settings.strength is declared without meaning"),
 }
 
 
@@ -574,15 +509,12 @@ def test_check_method_reports_what_is_wrong(name: str) -> None:
 
 
 @pytest.mark.parametrize("tracks", [True, False])
-def test_a_right_method_passes_with_a_hint_if_its_answers_are_the_model(tracks: bool) -> None:
+def test_a_right_method_passes(tracks: bool) -> None:
     """test_battery.py checks the methods of the registry."""
     whole: Any = averaging()
     whole.tracks = tracks
     whole.sketches, whole.global_state = 3, lambda self: self.sketches  # which is used, so it is not misspelt
-    report = check_method(whole)
-    assert str(report).startswith("averaging: all checks passed")
-    texts = {each.name: each.text for each in report.checks}
-    assert ("every answer is the model w itself, so set `tracks = False`" in texts["participation"]) is tracks
+    assert str(check_method(whole)).startswith("averaging: all checks passed")
 
 
 def test_what_clients_count_may_be_alike_while_all_take_part() -> None:

@@ -81,7 +81,7 @@ def test_a_client_that_loses_the_answer_is_absent_from_the_phase(method: str) ->
 def test_an_answer_that_reaches_no_client_is_an_error(method: str) -> None:
     federation = played(sampled(method, answer_link=lambda data, client: None), 0)
     before = deepcopy(federation.state())
-    with pytest.raises(QuorumError, match="round 1: the server's answer reached no client"):
+    with pytest.raises(QuorumError, match="round 1: the server reached no client"):
         federation.play_round()
     assert federation.rounds_played == 0
     assert torch.equal(federation.state()["params"], before["params"])

@@ -31,7 +31,6 @@ def orders_of(request: Request) -> list[tuple[Code, int, int]]:
 def states_of_a_round(run: Federation) -> list[ServerState]:
     """The server's states before each trip of a round."""
     found, state = [], run._state
-    run._transport.begin_round()
     while state.round == run.rounds_played:
         found.append(state)
         state = run._make_trip(state)
@@ -55,16 +54,6 @@ def test_the_orders_of_round_three_by_hand(method: str) -> None:
     outboxes = [run._server.outbox(state) for state in states_of_a_round(run)]
     assert [list(map(orders_of, outbox)) for outbox in outboxes] == [[orders] for orders in BY_HAND[method]]
     assert all(request.clients == EVERYONE for outbox in outboxes for request in outbox)
-
-
-@pytest.mark.parametrize("method", ["fedavg", "pfedlms", "sketchvote"])
-def test_the_last_trip_of_a_round_can_request_the_next_messages(method: str) -> None:
-    """Their bytes are counted in the next round."""
-    run = played(method)
-    *_, last = states_of_a_round(run)
-    ends, ahead = run._server.outbox(replace(last, ask_ahead=True, measure=Flag.PERSONAL))
-    assert (orders_of(ahead), ahead.next_round, ends.next_round) == ([(Code.SEND, 3, 0)], True, False)
-    assert ends.orders[-1].flags == Flag.PERSONAL
 
 
 @pytest.mark.parametrize("method", METHODS)

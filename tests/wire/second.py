@@ -82,7 +82,7 @@ def federate(
     settings = METHODS[method].Settings(**chosen)
     federation = Federation(METHODS[method], settings, model, data, train, seed=SEED, **options)
     if schedule is not None:
-        federation.participation = schedule
+        federation._terms.participation = schedule
     return federation
 
 

@@ -94,7 +94,7 @@ class Node:
             worker = LocalWorker(
                 parts.model, parts.data, config.train, config.run.seed, setup.terms.participation, 1, parts.criterion
             )
-        self._client = Client(self._method, setup.terms.digest, setup.terms.catch_up, worker, parts.data)
+        self._client = Client(setup.terms, worker, parts.data)
         self.samples = parts.data.samples[client]
         folder = Path(directory)
         self.path = folder / f"client-{client}-{setup.run.hex()}.pt"
@@ -294,7 +294,7 @@ class Node:
 
     def _load(self) -> State:
         if not self.path.exists():
-            return State(self._method.client_start(self._terms.new_cohort((self.client,), (self.samples,))))
+            return State(self._terms.start((self.client,), (self.samples,)))
         try:
             values = load_tensors(self.path, self._terms.model.device)
             if (schema := values.pop("schema")) != SCHEMA:

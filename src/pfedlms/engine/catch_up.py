@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from pfedlms.wire.golomb import Count, Places
 NEVER = -1  # stands for the round of an entry's last change, if it has never changed
 
 
+@dataclass(frozen=True)
 class AnswerLog:
     """What a server keeps for clients that come back.
 
@@ -42,24 +43,23 @@ class AnswerLog:
     Fingerprints are kept only if clients are sampled: else a hash of w in every round costs more than it saves.
     """
 
-    def __init__(self, initial: Tensor, model_bytes: int, sampled: bool = True) -> None:
-        self._model_bytes, self._sampled = model_bytes, sampled
-        self.frames: dict[int, bytes] = {}
-        self.changed = torch.full(initial.shape, NEVER, dtype=torch.int32)
-        self.fingerprints = {-1: fingerprints_of(initial[None])[0]} if sampled else {}
+    model_bytes: int
+    frames: dict[int, bytes]
+    changed: Tensor
+    fingerprints: dict[int, int]
 
-    def add(self, round: int, answer: bytes, before: Tensor, after: Tensor) -> None:
-        """Add the answer of a round; w `[dim]` is given before and after it."""
-        self.frames[round] = answer
-        while sum(map(len, self.frames.values())) > self._model_bytes and len(self.frames) > 1:
-            del self.frames[min(self.frames)]
+    def with_answer(self, round: int, answer: bytes, before: Tensor, after: Tensor) -> AnswerLog:
+        """The log with the answer of a round; w `[dim]` is given before and after it."""
+        frames, fingerprints = {**self.frames, round: answer}, dict(self.fingerprints)
+        while sum(map(len, frames.values())) > self.model_bytes and len(frames) > 1:
+            del frames[min(frames)]
         # Bits are compared, because a digest of w tells −0 from 0.
         moved = before.view(torch.int32) != after.view(torch.int32)
-        self.changed = self.changed.to(moved.device).masked_fill(moved, round)
-        if self._sampled:
-            self.fingerprints[round] = fingerprints_of(after[None])[0]
-        for number in [known for known in self.fingerprints if 0 <= known < min(self.frames) - 1]:
-            del self.fingerprints[number]
+        if fingerprints:
+            fingerprints[round] = fingerprints_of(after[None])[0]
+            fingerprints = {n: own for n, own in fingerprints.items() if n < 0 or n >= min(frames) - 1}
+        changed = self.changed.to(moved.device).masked_fill(moved, round)
+        return AnswerLog(self.model_bytes, frames, changed, fingerprints)
 
     def missed(self, since: int, until: int) -> dict[int, bytes] | None:
         """The answers of rounds since … until − 1, or None if some of them are not kept."""
@@ -69,11 +69,6 @@ class AnswerLog:
     def state(self) -> dict[str, Any]:
         """What a checkpoint has."""
         return {"frames": dict(self.frames), "changed": self.changed.cpu(), "fingerprints": dict(self.fingerprints)}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Resume from `state()`."""
-        self.frames, self.fingerprints = dict(state["frames"]), dict(state["fingerprints"])
-        self.changed = state["changed"]
 
 
 class CatchUp:
@@ -93,9 +88,15 @@ class CatchUp:
         self._on_host: _ModelOnHost | None = None
         self.messages = {message.kind: message for message in (self.model, self.changes, self.differences)}
 
-    def new_log(self) -> AnswerLog:
-        """An empty log."""
-        return AnswerLog(self._initial, HEADER_BYTES + self.model.max_bytes, self._sampled)
+    def new_log(self, state: dict[str, Any] | None = None) -> AnswerLog:
+        """An empty log, or the one whose `state` a checkpoint has."""
+        w = self._initial
+        empty = {
+            "frames": {},
+            "changed": torch.full(w.shape, NEVER, dtype=torch.int32),
+            "fingerprints": {-1: fingerprints_of(w[None])[0]} if self._sampled else {},
+        }
+        return AnswerLog(HEADER_BYTES + self.model.max_bytes, **(state or empty))
 
     def orders(self, since: int, round: int, log: AnswerLog, server: Tensors) -> tuple[Record, ...]:
         """What the server sends before round `round` to a client that knows the answers of all rounds below `since`, in
@@ -104,9 +105,8 @@ class CatchUp:
         missed = log.missed(since, round) if since >= 0 else None
         best = sum(map(len, missed.values())) if missed is not None else None
         now, chosen = self._on_host, None
-        if now is None or now.model is not server["model"] or now.log_changed is not log.changed:
-            tracked = {name: server[name].cpu().numpy() for name in self._tracked}
-            now = self._on_host = _ModelOnHost(server["model"], log.changed, self._initial, tracked)
+        if now is None or now.model is not server["model"] or now.log is not log:
+            now = self._on_host = _ModelOnHost(server, log, self._initial, self._tracked)
         forms: list[tuple[Message, int, Callable[[], dict[str, Any]]]] = [
             (self.differences, now.count_differing, lambda: _entry_values(now.w, now.differs, 0)),
             (self.model, len(now.w), lambda: {"model": now.w}),
@@ -152,41 +152,23 @@ class CatchUp:
         return cohort.with_state(**adopted)
 
 
-@dataclass(frozen=True, eq=False)
 class _ModelOnHost:
-    """The server's w on the host, and what is known of its entries; computed once for all clients of a round."""
+    """The server's w on the host, and what is known of its entries; made once for all clients of a round."""
 
-    model: Tensor
-    log_changed: Tensor
-    initial: Tensor
-    tracked: dict[str, NDArray[Any]]
-
-    @cached_property
-    def w(self) -> NDArray[np.float32]:
-        return self.model.cpu().numpy()
-
-    @cached_property
-    def changed(self) -> NDArray[np.int32]:
+    def __init__(self, server: Tensors, log: AnswerLog, initial: Tensor, tracked: Sequence[str]) -> None:
+        self.model, self.log = server["model"], log
+        self.w: NDArray[np.float32] = self.model.cpu().numpy()
+        self.tracked = {name: server[name].cpu().numpy() for name in tracked}
+        self.changed: NDArray[np.int32] = log.changed.cpu().numpy()
         """The round in which each entry changed last."""
-        return self.log_changed.cpu().numpy()
-
-    @cached_property
-    def _changes(self) -> NDArray[np.int64]:
-        """How many entries changed last in round `NEVER`, `NEVER` + 1, …"""
-        return np.bincount(self.changed - NEVER)
+        self._changes = np.bincount(self.changed - NEVER)  # entries of round `NEVER`, `NEVER` + 1, …
+        self.differs: NDArray[np.bool_] = self.w.view(np.int32) != initial.numpy().view(np.int32)
+        """Which entries are not those of w⁰."""
+        self.count_differing = int(np.count_nonzero(self.differs))
 
     def changed_since(self, round: int) -> int:
         """How many entries have changed in this round or later."""
         return int(self._changes[round - NEVER :].sum())
-
-    @cached_property
-    def differs(self) -> NDArray[np.bool_]:
-        """Which entries are not those of w⁰."""
-        return np.not_equal(self.w.view(np.int32), self.initial.numpy().view(np.int32))
-
-    @cached_property
-    def count_differing(self) -> int:
-        return int(np.count_nonzero(self.differs))
 
 
 def _entry_values(w: NDArray[np.float32], places: NDArray[np.bool_], since: int) -> dict[str, Any]:

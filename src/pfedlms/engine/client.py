@@ -19,16 +19,17 @@ from torch import Tensor
 
 from pfedlms import rng
 from pfedlms.backend import backend_of, for_each_in_threads, run_overlapped, streams, to_device, to_host, to_host_later
+from pfedlms.checks import check_integer
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.data.batches import Augmentation, batches
 from pfedlms.data.federated import FederatedData
 from pfedlms.data.partition import Indices
 from pfedlms.engine import guard
-from pfedlms.engine.catch_up import CatchUp
 from pfedlms.engine.criterion import Criterion, splitter
 from pfedlms.engine.graphs import Replayed, TakeSteps
 from pfedlms.engine.participation import Participation
 from pfedlms.engine.reports import Counts
+from pfedlms.engine.terms import Terms
 from pfedlms.engine.transport import Code, Record, Split
 from pfedlms.errors import DivergedError
 from pfedlms.methods.contract import Method, Objective
@@ -51,18 +52,14 @@ class Client:
     """The clients' half of a run. All methods are pure functions: they take a cohort and return a new one.
 
     Args:
-        method: the method of the run.
-        digest: the digest of what server and clients agree on.
-        catch_up: how clients that lack answers get the tracked model.
+        terms: what both ends know.
         work: local steps and measurements on the clients' data.
         data: which client holds which samples.
     """
 
-    def __init__(
-        self, method: Method, digest: bytes, catch_up: CatchUp, work: LocalWorker, data: FederatedData
-    ) -> None:  # fmt: skip
-        self.method, self.digest, self.catch_up, self.work = method, digest, catch_up, work
-        self._data = data
+    def __init__(self, terms: Terms, work: LocalWorker, data: FederatedData) -> None:
+        self.method, self.digest, self.catch_up = terms.method, terms.digest, terms.catch_up
+        self.work, self._data = work, data
 
     def message_of(self, order: Record) -> Message:
         """The message that an ANSWER or a MODEL carries."""
@@ -102,11 +99,6 @@ class Client:
         none."""
         shared = self.method.global_model(cohort)
         return {} if shared is None else self._measure(cohort, shared, self._data.test)
-
-    def measure_start(self, cohort: Cohort) -> Counts:
-        """Measure the model with which every client begins its local steps, on its test split: the shared model, or its
-        own."""
-        return self.measure_shared(cohort) or self._measure(cohort, cohort.params, self._data.test)
 
     def _measure(self, cohort: Cohort, params: Tensor, split: Sequence[Indices]) -> Counts:
         correct, losses = to_host(*self.work.evaluate(cohort, params, split))
@@ -163,8 +155,8 @@ class LocalWorker:
     def train(self, cohort: Cohort, objective: Objective, phase: int, steps: int = 0) -> tuple[Cohort, Tensor]:
         """See `ClientWork`."""
         guard.check_objective(objective, cohort)
-        guard.check_number("work.train: phase", phase)
-        guard.check_number("work.train: steps", steps)
+        check_integer("phase", phase, 0)
+        check_integer("steps", steps, 0)
         trained, wait_for_losses = self._launch(cohort, objective, phase, steps)
         return trained, wait_for_losses()
 
@@ -293,9 +285,8 @@ class LocalWorker:
 
     def mean_gradient(self, cohort: Cohort, params: Tensor, phase: int) -> Tensor:
         """See `ClientWork`. Running statistics do not change."""
-        guard.check_number("work.mean_gradient: phase", phase)
-        start = cohort.with_model(guard.models_for("work.mean_gradient", params, cohort))
-        plan = self.plan(cohort, phase)
+        check_integer("phase", phase, 0)
+        start, plan = cohort.with_model(params), self.plan(cohort, phase)
         with self._seeded(cohort, "module", phase):
             summed, _ = self._run(self._gradients, start, plan, Objective(), 0.0)
         if not self._train.local_epochs:
@@ -317,9 +308,9 @@ class LocalWorker:
 
     def losses(self, cohort: Cohort, params: Tensor, phase: int, step: int) -> Tensor:
         """See `ClientWork`."""
-        guard.check_number("work.losses: phase", phase)
-        params, plan = guard.models_for("work.losses", params, cohort), self.plan(cohort, phase)
-        guard.check_number("work.losses: step", step, len(plan))
+        check_integer("phase", phase, 0)
+        params, plan = params.expand_as(cohort.params), self.plan(cohort, phase)
+        check_integer("step", step, 0, len(plan) - 1)
         losses = torch.empty(len(params), device=params.device)
         x, y = self._training_samples(plan[step]), self._data.y[plan[step, 0]]
         buffers = _copy(cohort.buffers)

@@ -21,7 +21,7 @@ from pfedlms.engine.reports import Counts, Evaluation, RoundReport, Stopwatch, e
 from pfedlms.engine.server import BEGIN, START, Server, ServerState
 from pfedlms.engine.simulate import Clients, InProcess, Link, Links, perfect_link
 from pfedlms.engine.terms import Terms
-from pfedlms.engine.transport import Code, Event, Flag, Inbox, Split
+from pfedlms.engine.transport import Code, Event, Flag, Split
 from pfedlms.errors import RunDirectoryError
 from pfedlms.methods.contract import Method
 from pfedlms.models.forward import CohortModel
@@ -72,29 +72,21 @@ class Federation:
         self.largest_cohort = min(cohort_size or participation.count, participation.count)
         """The largest number of clients that are stacked together."""
         self._worker = LocalWorker(model, data, train, seed, participation, self.largest_cohort, self.criterion)
-        self._client = Client(self.method, terms.digest, terms.catch_up, self._worker, data)
-
-        # Not a method of this object: the cycle of references would keep its memory until Python next looks for cycles.
-        def start(ids: tuple[int, ...]) -> Cohort:
-            return terms.method.client_start(terms.new_cohort(ids, tuple(data.samples[k] for k in ids)))
-
-        self._clients = Clients(
-            self.method, start, data.clients, model.device, home or model.device, self.largest_cohort
-        )  # fmt: skip
+        self._client = Client(terms, self._worker, data)
+        self._clients = Clients(terms, data.samples, home or model.device, self.largest_cohort)
         self._transport = InProcess(self._client, self._clients, Links(link, answer_link, lost, seed), self.watch)
         self._server = Server(terms, quorum, self.criterion.score is None, self.watch)
         self._state = self._server.begin()
         self._own_ids = range(data.clients)  # the clients whose state is in this process
-        self.rounds_played = 0
 
     @property
     def participation(self) -> Participation:
         """Who takes part in which phase."""
-        return self._server.participation
+        return self._terms.participation
 
-    @participation.setter
-    def participation(self, participation: Participation) -> None:
-        self._server.participation = participation
+    @property
+    def rounds_played(self) -> int:
+        return self._state.round
 
     @property
     def present_ids(self) -> tuple[int, ...]:
@@ -115,10 +107,9 @@ class Federation:
         plays the start first, if that is not over. If it raises, the round can be played again."""
         self.start()
         state = replace(self._state, measure=Flag.SHARED * evaluate_global)
-        self._transport.begin_round()
         while state.round == self._state.round:
             state = self._make_trip(state)
-        self._state, self.rounds_played = state, state.round
+        self._state = state
         assert state.report is not None  # a step that ends a round makes a report
         return state.report
 
@@ -181,7 +172,7 @@ class Federation:
         held_out = self.data.newcomer_data()
         client = self._client_for(held_out, self.criterion)
         for before_steps, after_steps in self._join(client, held_out):
-            started |= client.measure_start(before_steps)
+            started |= client.measure_shared(before_steps) or client.measure_personal(before_steps)[Split.TEST]
             trained |= client.measure_personal(after_steps)[Split.TEST]
         before, after = (evaluation_of_counts(counts, self.criterion.score is None) for counts in (started, trained))
         assert before is not None  # every client has test samples
@@ -202,7 +193,7 @@ class Federation:
         train = replace(self.train, local_steps=local_steps, local_epochs=0.0) if local_steps else self.train
         group = min(self.largest_cohort, data.clients)
         worker = LocalWorker(self.model, data, train, self._terms.seed, everybody, group, criterion)
-        return Client(self.method, self._terms.digest, self._terms.catch_up, worker, data)
+        return Client(self._terms, worker, data)
 
     def _join(self, client: Client, data: FederatedData) -> Iterator[tuple[Cohort, Cohort]]:
         """The clients of `data`, some at a time, after the last answers and after their first local steps. They begin
@@ -267,14 +258,12 @@ class Federation:
     @one_thread_per_operator()
     def _after_last_phase(self, cohort: Cohort, trains: bool) -> Cohort:
         """Copies of clients that took no part in the last phase, as they would be after it."""
-        state, transport, inbox = self._state, InProcess(self._client, self._clients), Inbox()
         if self.method.tracks:
-            cohort = self._terms.catch_up.adopt(cohort, state.before)  # as after any way to catch up
-        request = self._server.request_for_copies(state, (), trains)
-        for order in request.orders:
+            cohort = self._terms.catch_up.adopt(cohort, self._state.before)  # as after any way to catch up
+        for order in self._server.request_for_copies(self._state, (), trains).orders:
             if order.code == Code.TRAIN:
                 return self._client.train(cohort, order.number)[0]
-            (cohort,) = transport.answer(request, order, [cohort], inbox)
+            cohort = self._client.receive(cohort, order, self._client.read(order))
         return cohort
 
     # --- checkpoints
@@ -307,16 +296,10 @@ class Federation:
             raise ValueError(
                 "checkpoint: it belongs to another model, method, setting, seed or initial weights than this federation"
             )
-        if "frames" not in state["answers"] or not isinstance(state["heard"], torch.Tensor) or _is_old(state["away"]):
+        if "frames" not in state["answers"] or not isinstance(state["heard"], torch.Tensor):
             raise RunDirectoryError(
                 "checkpoint: it was written by an earlier version of pfedlms, which this version does not read; resume "
                 "with that version, or delete checkpoint.pt to start the run over"
-            )
-        expected = self._clients.start(tuple(state["trained"]))
-        if state["params"].shape != expected.params.shape or state["momentum"].shape != expected.momentum.shape:
-            raise ValueError(
-                f"checkpoint: got models of shape {tuple(state['params'].shape)}, expected "
-                f"{tuple(expected.params.shape)} with the same optimizer and momentum"
             )
         self._state = self._server.restore(
             {
@@ -326,13 +309,7 @@ class Federation:
                 "participants": tuple(state["trained"]), "traffic": [], "measured": {},
             }
         )  # fmt: skip
-        self.rounds_played = self._state.round
         self._load_clients(state)
 
     def _load_clients(self, state: dict[str, Any]) -> None:
-        self._clients.load(state, self.data.samples)
-
-
-def _is_old(absent: dict[Any, Any]) -> bool:
-    """Whether absent clients are stored as earlier versions did, each separately."""
-    return bool(absent) and "ids" not in absent and "places" not in absent
+        self._clients.load(state)

@@ -7,7 +7,7 @@ whether the shared model depends on the cohort.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from itertools import count
@@ -20,7 +20,7 @@ from torch import Tensor
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.engine.criterion import FeatureLoss, Leaf, splitter, tensors_inside
 from pfedlms.errors import MethodError, PfedlmsError
-from pfedlms.methods.contract import ClientWork, Exchange, Method, Objective, PerClient, Tracked
+from pfedlms.methods.contract import Exchange, Method, Objective, PerClient, Tracked
 from pfedlms.wire.fields import Message
 
 _COMPARED_ROUNDS = 3  # the first rounds, in which every client's tracked model is compared with the server's
@@ -28,35 +28,56 @@ _COMPARED_ROUNDS = 3  # the first rounds, in which every client's tracked model 
 _HOST = torch.device("cpu")
 _DTYPES = {np.float32: torch.float32, np.uint8: torch.uint8, np.bool_: torch.bool, np.int64: torch.int64}
 
+Check = Callable[[Callable[..., Any], tuple[Any, ...], Any], None]
+"""Checks what a function of a method returned, given the function of its first argument alone, all its arguments, and
+the result."""
+
 
 def guard_method(method: Method, weights: str = "samples") -> Method:
     """The method, changed so that its functions and exchanges check what they return; `weights` is `train.weights`."""
-    with name_method_in_errors(method, "server_start"):
-        server = method.server_start()
-        _expect_tensors("", server)
-        if method.tracks and "model" not in server:
-            raise MethodError('got no "model", expected w, because `tracks` is true; derive the method from Tracked')
     for name, check in {**_CHECKS, "global_model": _once(_check_shared)}.items():
-        setattr(method, name, _guard_function(method, name, check))
+        _guard(method, method, name, check)
     for index, exchange in enumerate(method.exchanges):
         for name, kind in (("up", 2 * index), ("down", 2 * index + 1)):
-            with name_method_in_errors(method, f"{type(exchange).__name__}.{name}"):
-                _check_kind(getattr(exchange, name, None), kind)
-    last = len(method.exchanges) - 1
-    method.exchanges = tuple(
-        GuardedExchange(method, exchange, index == last, weights) for index, exchange in enumerate(method.exchanges)
-    )
+            message = getattr(exchange, name, None)
+            if not isinstance(message, Message) or message.kind != kind:
+                got = f"kind {message.kind}" if isinstance(message, Message) else _describe(message)
+                error = MethodError(f"got {got}, expected Message({kind}, fields)")
+                raise error.of(method.name, f"{type(exchange).__name__}.{name}")
+        if weights == "uniform":
+            _count_clients_alike(exchange)
+        checks = _ExchangeChecks(method, exchange, index == len(method.exchanges) - 1)
+        _guard(method, exchange, "client_send", checks.check_send)
+        _guard(method, exchange, "in_step", unchanged=0)
+        _guard(method, exchange, "server_open")
+        _guard(method, exchange, "server_add", unchanged=0)
+        _guard(method, exchange, "server_reply", checks.check_reply)
+        _guard(method, exchange, "client_receive", checks.check_receive, unchanged=2)
     return method
 
 
-def _check_kind(message: Any, kind: int) -> None:
-    if not isinstance(message, Message):
-        raise MethodError(f"got {describe(message)}, expected Message({kind}, fields); set it in __init__")
-    if message.kind != kind:
-        raise MethodError(
-            f"got kind {message.kind}, expected {kind}: kinds are 2 · exchange up and 2 · exchange + 1 down, exchanges "
-            "counted from 0, and the numbers after them are those of messages to clients that were absent"
-        )
+def _guard(method: Method, owner: Any, name: str, check: Check | None = None, unchanged: int = 1) -> None:
+    """Change a function of the method, or of an exchange of it, so that its result is checked. It may not write into
+    its first arguments, `unchanged` of them."""
+    call = getattr(owner, name)
+    where = name if owner is method else f"{type(owner).__name__}.{name}"
+
+    def guarded_call(*given: Any) -> Any:
+        with name_method_in_errors(method, where), _left_unchanged(*_held(*given[:unchanged])):
+            result = call(*given)
+            if check is not None:
+                check(lambda first: call(first, *given[1:]), given, result)
+            return result
+
+    object.__setattr__(owner, name, guarded_call)  # also of a frozen dataclass
+
+
+def _count_clients_alike(exchange: Exchange[Any]) -> None:
+    """Let the server's sum take 1 for every N_k."""
+    add = exchange.server_add
+    object.__setattr__(
+        exchange, "server_add", lambda total, ids, samples, values: add(total, ids, [1] * len(ids), values)
+    )
 
 
 @contextmanager
@@ -80,19 +101,22 @@ def _left_unchanged(*given: Tensors, where: str = "") -> Iterator[None]:
     before = [(values, {name: (value, value._version) for name, value in values.items()}) for values in given]
     yield
     for values, known in before:
-        if any(tensor._version != version for tensor, version in known.values()):
-            raise MethodError(f"{where}writes into a tensor that it was given; return a new one: a + b, not a.add_(b)")
-        if values.keys() != known.keys() or any(values[name] is not tensor for name, (tensor, _) in known.items()):
+        same = values.keys() == known.keys() and all(values[name] is tensor for name, (tensor, _) in known.items())
+        if not same or any(tensor._version != version for tensor, version in known.values()):
             raise MethodError(
-                f"{where}writes into a dict that it was given; return a new one: cohort.with_state(name=tensor) for "
-                "clients, {**server, name: tensor} for the server"
+                f"{where}writes into a tensor or a dict that it was given; return new ones: a + b, "
+                "cohort.with_state(name=tensor), {**server, name: tensor}"
             )
 
 
-def _held(cohort: Cohort) -> Iterator[Tensors]:
-    """All tensors of a cohort."""
-    yield {"params": cohort.params, "momentum": cohort.momentum}
-    yield from (cohort.buffers, cohort.state, cohort.scratch, cohort.heard)
+def _held(*given: Cohort | Tensors) -> Iterator[Tensors]:
+    """All tensors of these arguments."""
+    for value in given:
+        if isinstance(value, Cohort):
+            yield {"params": value.params, "momentum": value.momentum}
+            yield from (value.buffers, value.state, value.scratch, value.heard)
+        else:
+            yield value
 
 
 def _tensors_of(objective: Objective) -> Tensors:
@@ -106,95 +130,42 @@ def leaves_unchanged(objective: Objective) -> AbstractContextManager[None]:
     return _left_unchanged(_tensors_of(objective), where=f"{type(objective).__name__}: ")
 
 
-Check = Callable[[Callable[..., Any], Any, Any], None]
-"""Checks a function of a method, given the function, its first argument, and what it returned."""
-
-
 def _once(check: Check) -> Check:
     """The check, made in the first call only, because it reads values."""
     calls = count()
     return lambda *arguments: check(*arguments) if next(calls) == 0 else None
 
 
-def _guard_function(method: Method, name: str, check: Check) -> Callable[..., Any]:
-    call = getattr(method, name)
+class _ExchangeChecks:
+    """Checks of what the functions of an exchange return."""
 
-    def guarded_call(first: Any, *others: Any) -> Any:
-        with name_method_in_errors(method, name), _left_unchanged(*_held(first)):
-            result = call(first, *others)
-            check(lambda cohort: call(cohort, *others), first, result)
-            return result
-
-    return guarded_call
-
-
-class GuardedExchange(Exchange[Any]):
-    """An exchange of a method that checks all that its functions return."""
-
-    def __init__(self, method: Method, exchange: Exchange[Any], is_last: bool, weights: str) -> None:
-        self._method, self._exchange, self._is_last, self._weights = method, exchange, is_last, weights
-        self.up, self.down = exchange.up, exchange.down
+    def __init__(self, method: Method, exchange: Exchange[Any], is_last: bool) -> None:
+        self._method, self._exchange, self._is_last = method, exchange, is_last
         self._models_of_reply: tuple[int, Tensor, Tensor] | None = None
         """The round of the last reply, and the tracked model before and after it."""
         self._absence_checked: set[str] = set()
 
-    # To `isinstance` and to attribute access this looks like the method's own exchange.
-    __class__ = property(lambda self: type(self._exchange))
+    def check_send(self, call: Callable[[Cohort], Any], given: tuple[Any, ...], result: Any) -> None:
+        cohort, (after, values) = given[0], result
+        check_same_clients(cohort, after)
+        _expect_message(self._exchange.up, values, len(cohort.ids))
+        if not self._method.about_last_steps:
+            self._check_absence("send", cohort, lambda one: call(one)[1])
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(vars(self)["_exchange"], name)
-
-    def _name_in_errors(self, function: str) -> Any:
-        return name_method_in_errors(self._method, f"{self._exchange.__class__.__name__}.{function}")
-
-    def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
-        with self._name_in_errors("client_send"), _left_unchanged(*_held(cohort)):
-            after, values = _pair(self._exchange.client_send(cohort, round, work), "(cohort, values)")
-            check_same_clients(cohort, after)
-            _expect_message(self.up, values, (len(cohort.ids),), {cohort.params.device, _HOST})
-            if not self._method.about_last_steps:
-                self._check_absence("send", cohort, lambda one: self._exchange.client_send(one, round, work)[1])
-            return after, values
-
-    def in_step(self, server: Tensors, values: Tensors) -> list[bool]:
-        with self._name_in_errors("in_step"):
-            in_step, senders = self._exchange.in_step(server, values), len(next(iter(values.values())))
-            if len(in_step) != senders:
-                raise MethodError(f"got {len(in_step)} answers, expected one for each of {senders}")
-            return in_step
-
-    def server_open(self, server: Tensors, round: int) -> Any:
-        with self._name_in_errors("server_open"), _left_unchanged(server):
-            return self._exchange.server_open(server, round)
-
-    def server_add(self, total: Any, ids: list[int], samples: list[int], values: Tensors) -> Any:
-        weights = [1] * len(ids) if self._weights == "uniform" else samples
-        with self._name_in_errors("server_add"):
-            added = self._exchange.server_add(total, ids, weights, values)
-            if added is None and total is not None:
-                raise MethodError("got a NoneType, expected the total with these messages; return it")
-            return added
-
-    def server_reply(self, server: Tensors, total: Any, round: int) -> tuple[Tensors, Tensors]:
-        with self._name_in_errors("server_reply"), _left_unchanged(server):
-            after, values = _pair(self._exchange.server_reply(server, total, round), "(the server's state, values)")
-            _expect_same("state: ", server, after, "server_start")
-            _expect_message(self.down, values, (), None)
+    def check_reply(self, call: Callable[[Tensors], Any], given: tuple[Any, ...], result: Any) -> None:
+        (server, _, round), (after, values) = given, result
+        _expect_same("state", server, after)
+        _expect_message(self._exchange.down, values)
         if isinstance(self._method, Tracked) or self._method.tracks:
             self._models_of_reply = round, server["model"], after["model"]
-        return after, values
 
-    def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
-        with self._name_in_errors("client_receive"), _left_unchanged(values, *_held(cohort)):
-            after = self._exchange.client_receive(cohort, values, round)
-            check_same_clients(cohort, after)
-            if self._models_of_reply is not None and self._models_of_reply[0] == round < _COMPARED_ROUNDS:
-                _check_tracked(cohort, after, *self._models_of_reply[1:])
-            if self._is_last:
-                self._check_absence(
-                    "receive", cohort, lambda one: _results(self._exchange.client_receive(one, values, round))
-                )
-        return after
+    def check_receive(self, call: Callable[[Cohort], Cohort], given: tuple[Any, ...], after: Cohort) -> None:
+        cohort, _, round = given
+        check_same_clients(cohort, after)
+        if self._models_of_reply is not None and self._models_of_reply[0] == round < _COMPARED_ROUNDS:
+            _check_tracked(cohort, after, *self._models_of_reply[1:])
+        if self._is_last:
+            self._check_absence("receive", cohort, lambda one: _results(call(one)))
 
     def _check_absence(self, what: str, cohort: Cohort, call: Callable[[Cohort], Tensors]) -> None:
         """Refuse a function whose results depend on what a client does not keep while it is absent; checked once."""
@@ -202,24 +173,18 @@ class GuardedExchange(Exchange[Any]):
             return
         self._absence_checked.add(what)
         client = cohort.rows(slice(0, 1))
-        spoilt = dict(_spoil_dropped_values(client, self._method.client_rest(client)))
-        expected = call(client) if spoilt else {}
-        for name, without in spoilt.items():
-            if not _gives_same_results(call, without, expected):
-                raise MethodError(
-                    f"uses {name}, which clients do not keep while they are absent (see client_rest), so a "
-                    "client that comes back would compute with w⁰ in its place. If answers are changes of a model that "
-                    "all clients hold, derive the method from Tracked and leave `tracks` true: absent clients are then "
-                    'sent what they missed, and state["model"] is w; else take the model from the answer '
-                    "(go_on_from, cohort.with_model), and use what client_rest keeps"
-                )
+        lost, without = _without_dropped(client, self._method.client_rest(client))
+        if lost and not _same_results(call, client, without):
+            raise MethodError(
+                f"uses {' or '.join(lost)}, which clients do not keep while they are absent (see client_rest). If "
+                "answers are changes of a model that all clients hold, derive the method from Tracked and leave "
+                "`tracks` true; else take the model from the answer (go_on_from, cohort.with_model)"
+            )
 
 
 def _check_tracked(before: Cohort, cohort: Cohort, old: Tensor, model: Tensor) -> None:
     """Refuse a client that had the server's model before an answer and has another one after it. A client that had
     another one before was out of sync already."""
-    if "model" not in cohort.state:
-        raise MethodError('got no state["model"], expected w there, because the method is Tracked')
     device = cohort.params.device
     same_before = (before.state["model"] == old.to(device)).all(dim=1)
     fine = (~same_before | (cohort.state["model"] == model.to(device)).all(dim=1)).tolist()
@@ -231,27 +196,29 @@ def _check_tracked(before: Cohort, cohort: Cohort, old: Tensor, model: Tensor) -
         )
 
 
-def _spoil_dropped_values(client: Cohort, at_rest: Cohort) -> Iterator[tuple[str, Cohort]]:
-    """For everything that a client does not keep while it is absent: its name, and the client with NaN in its place (77
-    for integers), so that a computation which uses it is found out."""
-
-    def spoil(value: Tensor) -> Tensor:
-        return torch.full_like(value, torch.nan if value.is_floating_point() else 77)
-
+def _without_dropped(client: Cohort, at_rest: Cohort) -> tuple[list[str], Cohort]:
+    """The names of what a client does not keep while it is absent, and the client with NaN in its place (77 for
+    integers), so that a computation which uses it is found out."""
+    lost = {name: value for name, value in client.state.items() if name not in at_rest.state}
+    names = [f'state["{name}"]' for name in lost]
+    without = client.with_state(**{name: _spoilt(value) for name, value in lost.items()})
     if client.params.shape[1] and not at_rest.params.shape[1]:
-        yield "cohort.params", replace(client, params=spoil(client.params))
-    for name, value in client.state.items():
-        if name not in at_rest.state:
-            yield f'state["{name}"]', client.with_state(**{name: spoil(value)})
+        names, without = ["cohort.params", *names], replace(without, params=_spoilt(client.params))
+    return names, without
+
+
+def _spoilt(value: Tensor) -> Tensor:
+    return torch.full_like(value, torch.nan if value.is_floating_point() else 77)
 
 
 def _results(cohort: Cohort) -> Tensors:
     return {"params": cohort.params, **cohort.state, **{f"heard.{name}": value for name, value in cohort.heard.items()}}
 
 
-def _gives_same_results(call: Callable[[Cohort], Tensors], cohort: Cohort, expected: Tensors) -> bool:
+def _same_results(call: Callable[[Cohort], Tensors], one: Cohort, other: Cohort) -> bool:
+    expected = call(one)
     try:
-        results = call(cohort)
+        results = call(other)
     except Exception:  # a method may refuse NaN in its own way
         return False
     return all(torch.equal(value, results[name]) for name, value in expected.items())
@@ -267,92 +234,60 @@ def check_same_clients(before: Cohort, after: Cohort) -> None:
         return
     if (after.ids, after.samples) != (before.ids, before.samples):
         raise MethodError(f"got clients {after.ids}, expected {before.ids}; keep `ids` and `samples`")
+    _expect_same("buffers", before.buffers, after.buffers)
+    _expect_same("state", before.state, after.state)
     for name in ("params", "momentum"):
-        _expect_same("", {name: getattr(before, name)}, {name: getattr(after, name)}, "")
-    _expect_same("buffers: ", before.buffers, after.buffers, "the model")
-    _expect_same("state: ", before.state, after.state, "client_start")
+        _expect_like(name, getattr(after, name), getattr(before, name))
     _check_rows("scratch", after.scratch, after)
-    device = after.params.device
-    for name, value in after.heard.items():
-        if not isinstance(value, Tensor) or value.device != device:
-            raise MethodError(
-                f'heard["{name}"]: got {describe(value)}, expected a tensor on {device}; use cohort.with_heard, which '
-                "puts it there"
-            )
 
 
-def _check_start(cohort: Cohort) -> None:
-    """Check what `client_start` returns."""
+def _check_start(call: Callable[..., Any], given: tuple[Any, ...], cohort: Cohort) -> None:
     _expect_cohort(cohort)
     _check_rows("state", cohort.state, cohort)
 
 
 def _expect_cohort(value: Any) -> None:
     if not isinstance(value, Cohort):
-        raise MethodError(f"got {describe(value)}, expected a Cohort; return the cohort, or what its with_… return")
+        raise MethodError(f"got {_describe(value)}, expected a Cohort")
 
 
 def _check_rows(what: str, values: Tensors, cohort: Cohort) -> None:
     for name, value in values.items():
-        expect_rows(f'{what}["{name}"]', value, len(cohort.ids), cohort.params.device)
+        _expect_rows(f'{what}["{name}"]', value, cohort)
 
 
-def _check_shared(call: Callable[..., Any], cohort: Cohort, model: Tensor | None) -> None:
+def _check_shared(call: Callable[..., Any], given: tuple[Any, ...], model: Tensor | None) -> None:
     """Check what `global_model` returns: the last client must have the model of the first, and the first one the same
     without the others."""
     if model is None:
         return
+    (cohort,) = given
     clients, dim = cohort.params.shape
-    if model.shape not in ((dim,), (clients, dim)):
-        raise MethodError(f"got {describe(model)}, expected shape [{dim}] or [{clients}, {dim}]")
+    models = model.expand(clients, dim)
     if clients > 1:
-        (first, *_, last), alone = model.expand(clients, dim), call(cohort.rows(slice(0, 1))).expand(1, dim)[0]
-        if not torch.allclose(first, last, equal_nan=True):
-            raise MethodError("got other models for other clients, expected one that all of them share, or None")
-        if not torch.allclose(first, alone, equal_nan=True):
+        (first, *_, last), alone = models, call(cohort.rows(slice(0, 1))).expand(1, dim)[0]
+        if not all(torch.allclose(first, other, equal_nan=True) for other in (last, alone)):
             raise MethodError(
-                "got a model that depends on which clients are in the cohort; means over clients belong to the server"
+                "got other models for other clients or cohorts, expected one that all clients share, or None; means "
+                "over clients belong to the server"
             )
 
 
-def _check_rest(before: Cohort, after: Cohort) -> None:
+def _check_rest(call: Callable[..., Any], given: tuple[Any, ...], after: Cohort) -> None:
     """Check what `client_rest` returns: it may drop entries, and must not change others."""
+    (before,) = given
     _expect_cohort(after)
-    remaining = {name: value for name, value in before.state.items() if name in after.state}
-    _expect_same("state: ", remaining, after.state, "client_start")
+    _expect_same("state", {name: value for name, value in before.state.items() if name in after.state}, after.state)
     if after.params.shape not in (before.params.shape, (len(before.ids), 0)):
-        raise MethodError(
-            f"got params {describe(after.params)}, expected them unchanged or cohort.without_model()"
-        )  # fmt: skip
+        raise MethodError(f"got params {_describe(after.params)}, expected them unchanged or cohort.without_model()")
 
 
 _CHECKS: dict[str, Check] = {
-    "client_start": lambda call, before, after: _check_start(after),
-    "client_rest": lambda call, before, after: _check_rest(before, after),
-    "objective": lambda call, cohort, objective: check_objective(objective, cohort, call),
-    "after_training": lambda call, before, after: check_same_clients(before, after),
+    "client_start": _check_start,
+    "client_rest": _check_rest,
+    "objective": lambda call, given, objective: check_objective(objective, given[0], call),
+    "after_training": lambda call, given, after: check_same_clients(given[0], after),
 }
-
-
-# --- clients' work ----------------------------------------------------------------------------------------------------
-
-
-def check_number(what: str, value: Any, end: int | None = None) -> None:
-    """Refuse a phase or step that there is not."""
-    if not isinstance(value, int | np.integer) or value < 0 or (end is not None and value >= end):
-        limit = "" if end is None else f" to {end - 1}"
-        raise MethodError(f"{what}: got {value!r}, expected a whole number from 0{limit}")
-
-
-def models_for(what: str, params: Tensor, cohort: Cohort) -> Tensor:
-    """`params` as one model for each client, `[clients, dim]`, given these or one for all, `[dim]`."""
-    shape, dtype, device = cohort.params.shape, cohort.params.dtype, cohort.params.device
-    if not any(is_like(params, each, dtype, {device}) for each in (shape, shape[1:])):
-        raise MethodError(
-            f"{what}: params: got {describe(params)}, expected {dtype} of shape {list(shape)} or {list(shape[1:])} on "
-            f"{device}: one model for each client, or one for all"
-        )
-    return params.expand(shape)
 
 
 # --- objectives -------------------------------------------------------------------------------------------------------
@@ -365,7 +300,7 @@ def check_objective(objective: Objective, cohort: Cohort, remake: Callable[[Coho
     same shape in the objective that `remake` makes for one client alone. A cohort of one client needs no marks.
     """
     if not isinstance(objective, Objective):
-        raise MethodError(f"got {describe(objective)}, expected an Objective")
+        raise MethodError(f"got {_describe(objective)}, expected an Objective")
     kind, parts = type(objective), ("gradient", "loss", "after_step")
     defined = [name for name in parts if getattr(kind, name) is not getattr(Objective, name)]
     if kind is not Objective and not defined:
@@ -376,16 +311,15 @@ def check_objective(objective: Objective, cohort: Cohort, remake: Callable[[Coho
     alone: dict[str, Leaf] | None = None
     for path, leaf in tensors_inside(objective).items():
         if isinstance(leaf, PerClient):
-            expect_rows(f"{name}.{path}", leaf.value, clients, cohort.params.device)
+            _expect_rows(f"{name}.{path}", leaf.value, cohort)
         elif leaf.shape[:1] == (clients,) and clients > 1 and id(leaf) not in shared:
             if remake is not None:
                 alone = tensors_inside(remake(cohort.rows(slice(0, 1)))) if alone is None else alone
                 if not isinstance(same := alone.get(path), Tensor) or same.shape == leaf.shape:
                     continue
             raise MethodError(
-                f"{name}.{path}: got {describe(leaf)} with one row for each client, but not marked as such; pass "
-                f"PerClient(tensor) and read self.{path}.value in the objective, so that it is split together with the "
-                "clients (a tensor that all clients share belongs in cohort.with_heard)"
+                f"{name}.{path}: got {_describe(leaf)} with one row for each client; pass PerClient(tensor) and read "
+                f"self.{path}.value, or cohort.with_heard if all clients share it"
             )
 
 
@@ -395,7 +329,7 @@ def objective_gradient(objective: Objective, params: Tensor) -> Tensor | None:
         gradient = objective.gradient(params)
     if gradient is None:
         return None
-    _expect_like_params(f"{type(objective).__name__}.gradient", gradient, params)
+    _expect_like(f"{type(objective).__name__}.gradient", gradient, params)
     return gradient.contiguous()
 
 
@@ -404,7 +338,7 @@ def objective_after_step(objective: Objective, params: Tensor, step: int) -> Ten
     after = objective.after_step(params, step)
     if after is params:
         return params
-    _expect_like_params(f"{type(objective).__name__}.after_step", after, params)
+    _expect_like(f"{type(objective).__name__}.after_step", after, params)
     memory = after.untyped_storage().data_ptr()
     shares_memory = any(own.untyped_storage().data_ptr() == memory for own in _tensors_of(objective).values())
     return after.clone() if shares_memory else after.contiguous()
@@ -416,95 +350,57 @@ def objective_feature_loss(objective: Objective) -> FeatureLoss:
 
     def feature_loss(rows: slice, features: Tensor, labels: Tensor) -> Tensor:
         loss = objective_of(rows).loss(features, labels)
-        if not is_like(loss, features.shape[:1], features.dtype, {features.device}):
-            raise MethodError(
-                f"{type(objective).__name__}.loss: got {describe(loss)}, expected {features.dtype} of shape "
-                f"{list(features.shape[:1])} on {features.device}, one number for each client; take the mean over all "
-                "other axes"
-            )
+        _expect(f"{type(objective).__name__}.loss", loss, features.shape[:1], features.dtype, features.device)
         return loss
 
     return feature_loss
 
 
-def _expect_like_params(where: str, value: Any, params: Tensor) -> None:
-    if not is_like(value, params.shape, params.dtype, {params.device}):
-        raise MethodError(
-            f"{where}: got {describe(value)}, expected {params.dtype} of shape {list(params.shape)} on "
-            f"{params.device}, [clients, dim] like `params`; use expand_as(params), .to(params.dtype) or PerClient"
-        )
-
-
 # --- tensors ----------------------------------------------------------------------------------------------------------
 
 
-def _expect_tensors(what: str, values: Any) -> None:
-    if not isinstance(values, dict):
-        raise MethodError(f"{what}got {describe(values)}, expected a dict of tensors")
-    for name, value in values.items():
-        if not isinstance(value, Tensor):
-            raise MethodError(f"{what}{name}: got {describe(value)}, expected a tensor")
+def _expect(where: str, value: Any, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse all but a tensor of this shape and dtype on this device."""
+    fits = isinstance(value, Tensor) and tuple(value.shape) == tuple(shape)
+    if not fits or (value.dtype, value.device) != (dtype, device):
+        raise MethodError(f"{where}: got {_describe(value)}, expected {dtype} of shape {list(shape)} on {device}")
 
 
-def _expect_same(what: str, before: Mapping[str, Tensor], after: Any, declared: str) -> None:
-    """Refuse tensors of other names, shapes, dtypes or devices than before; `declared` names who declares them."""
-    _expect_tensors(what, after)
-    if after.keys() != before.keys():
-        added, lost = sorted(after.keys() - before.keys()), sorted(before.keys() - after.keys())
+def _expect_like(where: str, value: Any, like: Tensor) -> None:
+    _expect(where, value, like.shape, like.dtype, like.device)
+
+
+def _expect_rows(where: str, value: Any, cohort: Cohort) -> None:
+    clients, device = len(cohort.ids), cohort.params.device
+    if not isinstance(value, Tensor) or value.shape[:1] != (clients,) or value.device != device:
         raise MethodError(
-            f"{what}got the entries {sorted(after)} ({added or 'none'} added, {lost or 'none'} missing), expected "
-            f"{sorted(before)}, those that {declared} makes; make every entry there, with zeros for instance"
+            f"{where}: got {_describe(value)}, expected a tensor of shape [{clients}, …] on {device}, one row for each "
+            "client of the cohort"
+        )
+
+
+def _expect_same(what: str, before: Tensors, after: Tensors) -> None:
+    """Refuse tensors of other names, shapes, dtypes or devices than before."""
+    if after.keys() != before.keys():
+        raise MethodError(
+            f"{what}: got the entries {sorted(after)}, expected {sorted(before)}; make every entry in client_start or "
+            "server_start, with zeros for instance"
         )
     for name, value in after.items():
-        old = before[name]
-        if not is_like(value, old.shape, old.dtype, {old.device}):
-            raise MethodError(
-                f"{what}{name}: got {describe(value)}, expected {old.dtype} of shape {list(old.shape)} on "
-                f"{old.device}, as before; keep shape, dtype and device from round to round"
-            )
+        _expect_like(f"{what}: {name}", value, before[name])
 
 
-def _expect_message(
-    message: Message, values: Any, rows: tuple[int, ...], devices: Collection[torch.device] | None
-) -> None:
+def _expect_message(message: Message, values: Tensors, *rows: int) -> None:
     """Refuse values of a message that are not one tensor for each declared field."""
-    _expect_tensors("", values)
     names = [part.name for part in message.fields]
     if sorted(values) != sorted(names):
         raise MethodError(f"got values for {sorted(values)}, expected the message's fields {sorted(names)}")
     for part in message.fields:
-        value, shape, kind = values[part.name], (*rows, *part.shape), _DTYPES[part.dtype]
-        if not is_like(value, shape, kind, devices or {value.device}):
-            raise MethodError(
-                f"field {part.name!r}: got {describe(value)}, expected {kind} of shape {list(shape)} as "
-                f"{type(part).__name__} is declared"
-            )
+        value, shape = values[part.name], (*rows, *part.shape)
+        _expect(f"field {part.name!r}", value, shape, _DTYPES[part.dtype], getattr(value, "device", _HOST))
 
 
-def _pair(result: Any, expected: str) -> tuple[Any, Any]:
-    if not isinstance(result, tuple) or len(result) != 2:
-        raise MethodError(f"got {describe(result)}, expected the pair {expected}")
-    return result
-
-
-def expect_rows(what: str, value: Any, clients: int, device: torch.device) -> None:
-    if not isinstance(value, Tensor) or value.shape[:1] != (clients,) or value.device != device:
-        raise MethodError(
-            f"{what}: got {describe(value)}, expected a tensor of shape [{clients}, …] on {device}, one row for "
-            "each client of the cohort; make it with torch.zeros_like(cohort.params) or value.expand(clients, …)"
-        )
-
-
-def is_like(value: Any, shape: Collection[int], dtype: torch.dtype, devices: Collection[torch.device]) -> bool:
-    return (
-        isinstance(value, Tensor)
-        and tuple(value.shape) == tuple(shape)
-        and value.dtype == dtype
-        and value.device in devices
-    )
-
-
-def describe(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{value.dtype} of shape {list(value.shape)} on {value.device}"
     return f"a {type(value).__name__}"

@@ -8,8 +8,8 @@ from __future__ import annotations
 import io
 import textwrap
 import warnings
-from collections.abc import Callable, Iterable
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import MISSING, Field, dataclass, field, fields
 from difflib import get_close_matches
 from functools import cache, partial
 from types import FunctionType
@@ -126,19 +126,13 @@ def _failure(error: Exception) -> str:
 def _declaration(method: type[Method], settings: dict[str, Any]) -> str:
     for name in ("name", "paper", "personal"):
         if not hasattr(method, name):
-            raise CheckFailed(
-                f"the class has no `{name}`; set it, see the table of class attributes in docs/methods.md"
-            )
+            raise CheckFailed(f"the class has no `{name}`; see the table of class attributes in docs/methods.md")
     _refuse_misspelt(method, Method, Tracked)
     check_name(method.name)
     chosen = method.Settings
-    if not is_dataclass(chosen) or not getattr(chosen, "__dataclass_params__").frozen:  # noqa: B009 - not in its type
-        raise CheckFailed("Settings is not a frozen dataclass; decorate it with @dataclass(frozen=True)")
     for each in fields(chosen):
         if "help" not in each.metadata:
-            raise CheckFailed(
-                f"Settings.{each.name} is declared without limits and meaning; use setting(default, help, …)"
-            )
+            raise CheckFailed(f"Settings.{each.name} is declared without meaning; use setting(default, help, …)")
     defaults = {each.name: each.default for each in fields(chosen) if each.default is not MISSING}
     if wrong := find_problems("method", chosen, defaults):
         raise CheckFailed(f"a default is outside its own limits: {wrong[0]}")
@@ -153,10 +147,7 @@ def _refuse_misspelt(kind: type, *bases: type) -> None:
     used = {name for _, value in own if isinstance(value, FunctionType) for name in value.__code__.co_names}
     for name in (name for name, _ in own if not name.startswith("_") and name not in known | used):
         if near := get_close_matches(name, known, 1, _NEARLY):
-            raise CheckFailed(
-                f"`{kind.__name__}.{name}` is never read (did you mean `{near[0]}`?); give it another name if it is "
-                "your own"
-            )
+            raise CheckFailed(f"`{kind.__name__}.{name}` is never read (did you mean `{near[0]}`?); rename it")
 
 
 # --- the battery ------------------------------------------------------------------------------------------------------
@@ -186,10 +177,8 @@ class Recorder:
     frames: list[tuple[int, bytes]] = field(default_factory=list)
     """Clients' messages, with the sender."""
     answers: list[tuple[int, bytes]] = field(default_factory=list)
-    sent_models: list[bool] = field(default_factory=list)
-    """Whether the answer of every round contains the server's tracked model."""
-    servers: list[tuple[int, Tensors]] = field(default_factory=list)
-    """The number of messages until the end of every round, and the server's state then."""
+    servers: list[Tensors] = field(default_factory=list)
+    """The server's state after every round."""
     answered: set[str] = field(default_factory=set)
     """Entries of `state` that some answer changed."""
     hears: bool = False
@@ -224,11 +213,7 @@ class Recorder:
         """The federation's state after some more rounds."""
         for _ in range(rounds):
             federation.play_round()
-            server = federation.state()["server"]
-            model = server.get("model")
-            self.servers.append((len(self.frames), server))
-            sent = self.answers[-1][1] if self.answers else b""
-            self.sent_models.append(model is not None and model.numpy().tobytes() in sent)
+            self.servers.append(federation.state()["server"])
         return federation.state()
 
 
@@ -297,15 +282,8 @@ class _Battery:
         return f"cohorts of 1, 3 and {CLIENTS} clients give the same messages and the same state"
 
     def separate_ends(self) -> str:
-        one, what = (
-            self._play(cohort_size=1),
-            "one object of the method for all, and one for the server and each client",
-        )
-        try:
-            apart = self._play(cohort_size=1, separate=True)
-        except Exception as error:
-            raise CheckFailed(f"{what} differ: the latter {_failure(error)}. {_WHY}") from error
-        _expect_same(one, apart, what)
+        one, apart = (self._play(cohort_size=1, separate=each) for each in (False, True))
+        _expect_same(one, apart, "one object of the method for all, and one for the server and each client")
         return "the server and each client have an object of the method, and nothing passes between them by way of it"
 
     def models(self) -> str:
@@ -320,7 +298,6 @@ class _Battery:
         file = io.BytesIO()
         torch.save(recorder.play(federation, 2), file)
         recorder.frames.clear()
-        recorder.servers.clear()
         whole = recorder.play(federation, 2)
         file.seek(0)
         resumed, later = self._federation(cohort_size=2)
@@ -331,29 +308,21 @@ class _Battery:
     def participation(self) -> str:
         one, (state, recorder) = (self._play(7, cohort_size=size, participation=0.6) for size in (1, 0))
         _expect_same(one, (state, recorder), "cohorts of 1 and of all participants, when 3 of 5 clients take part")
-        for round, model in enumerate(server.get("model") for _, server in recorder.servers):
+        for round, model in enumerate(server.get("model") for server in recorder.servers):
             for client, kept in recorder.states.get(round, {}).items() if issubclass(self.method, Tracked) else ():
                 if model is not None and not torch.equal(kept["model"], model):
                     raise CheckFailed(
-                        f'client {client} has another state["model"] than the server after round {round + 1}, because '
-                        "it was absent before; leave `tracks` true unless every answer is the model itself"
+                        f'client {client}, which was absent, has another state["model"] than the server after round '
+                        f"{round + 1}; leave `tracks` true unless every answer is the model itself"
                     )
         _, everyone = self._play()
         for name in _entries_in_common(everyone):
-            for round, states in recorder.states.items():
-                rows = {client: kept[name] for client, kept in states.items()}
-                if (odd := _differing_client(rows)) is not None:
-                    raise CheckFailed(
-                        f'state["{name}"] is the same with all clients while all take part; but when some are absent, '
-                        f"client {odd} has other values after the answer of round {round + 1}: it missed "
-                        'answers; send the whole value in every answer, or keep it as state["model"], see Tracked'
-                    )
-        hint = (
-            "; hint: every answer is the model w itself, so set `tracks = False` if client_receive takes w from the "
-            "answer: clients that come back then need nothing else, which saves bytes"
-        )
-        text = "3 of 5 clients take part in a round; clients that were absent receive what they need"
-        return text + hint * (self.method.tracks and all(recorder.sent_models))
+            if not all(_in_common(name, states) for states in recorder.states.values()):
+                raise CheckFailed(
+                    f'state["{name}"] is the same with all clients while all take part, but not once some have missed '
+                    'answers; send the whole value in every answer, or keep it as state["model"], see Tracked'
+                )
+        return "3 of 5 clients take part in a round; clients that were absent receive what they need"
 
     def lost_messages(self) -> str:
         one, together = (self._play(8, cohort_size=size, lost=0.1, quorum=0.0) for size in (1, 0))
@@ -387,8 +356,7 @@ class _Battery:
                         f"{each.name} = {value!r} is within the limits that Settings declares, but "
                         f"{_failure(error)}; declare narrower limits (minimum, above, maximum, below, choices)"
                     ) from error
-        text = f"{tried} setting{'s' * (tried != 1)} at the ends of declared limits"
-        return text if tried else "no setting has closed limits"
+        return f"{tried} settings at the ends of declared limits"
 
 
 def _recorded(method: type[Method], recorder: Recorder) -> type[Method]:
@@ -421,13 +389,10 @@ def _with_separate_ends(method: type[Method]) -> type[Method]:
             setattr(self, name, _passed_on(name, own))
         for index, exchange in enumerate(self.exchanges):
             for name in ("client_send", "client_receive"):
-                object.__setattr__(exchange, name, _passed_on(name, partial(_exchange_of, own, index)))
+                end = partial(lambda index, client: own(client).exchanges[index], index)
+                object.__setattr__(exchange, name, _passed_on(name, end))
 
     return _derived(method, __init__)
-
-
-def _exchange_of(own: Callable[[int], Method], index: int, client: int) -> Exchange[Any]:
-    return own(client).exchanges[index]
 
 
 def _passed_on(name: str, end: Callable[[int], Any]) -> Callable[..., Any]:
@@ -460,67 +425,48 @@ def _entries_in_common(recorder: Recorder) -> list[str]:
         if (name in recorder.answered or recorder.hears)
         and own.is_floating_point() and own.ndim and not torch.equal(own, last[name])
     ]  # fmt: skip
-    return [
-        n for n in changed if all(_differing_client({k: own[n] for k, own in each.items()}) is None for each in rounds)
-    ]
+    return [name for name in changed if all(_in_common(name, states) for states in rounds)]
 
 
-def _differing_client(rows: dict[int, Tensor]) -> int | None:
-    """The first client whose tensor differs from that of the first one; None if there is none."""
-    first = next(iter(rows.values()))
-    return next((client for client, value in rows.items() if not torch.equal(value, first)), None)
+def _in_common(name: str, states: dict[int, Tensors]) -> bool:
+    """Whether all clients have the same entry of `state`."""
+    first, *others = (own[name] for own in states.values())
+    return all(torch.equal(first, other) for other in others)
 
 
 # --- comparing --------------------------------------------------------------------------------------------------------
 
 _WHY = (
-    "Each client's results must follow from that client's own rows, its messages, the seed and the round alone: mark "
-    "per-client tensors of an objective with PerClient, take no sum or mean over the clients axis, name random streams "
-    "by seed, round and client (pfedlms.rng), and keep nothing on `self` or in global variables"
-)
-
-
-_WHY_SERVER = (
-    "Clients sent the same messages until then, so it is the server. Its state must follow from these, the seed and "
-    "the round alone: name random streams by seed and round, keep nothing on `self` nor any tensor that it was given, "
-    "and let the sum not depend on how many clients come in one call of server_add: add to what came before, in "
-    "float64, plain or times whole numbers, or one client after another"
+    "Results must follow from a client's own rows, the messages, the seed and the round alone: mark per-client tensors "
+    "of an objective with PerClient; take no sum or mean over the clients axis; name random streams by seed, round and "
+    "client (pfedlms.rng); keep nothing on `self`, in global variables or of a tensor that was given; in server_add, "
+    "add in float64, plain or times whole numbers, or one client after another"
 )
 
 
 def _expect_same(one: tuple[dict[str, Any], Recorder], other: tuple[dict[str, Any], Recorder], what: str) -> None:
-    path = _difference(one[0], other[0])
-    if path is not None:
-        why = _WHY_SERVER if _server_differs_first(one[1], other[1]) else _WHY
-        raise CheckFailed(f"{what} differ in {path}. {why}")
-    for (client, data), (_, again) in zip(one[1].frames, other[1].frames, strict=False):
-        if data != again:
-            raise CheckFailed(f"{what} differ in a message of client {client}. {_WHY}")
-    if len(one[1].frames) != len(other[1].frames):
-        raise CheckFailed(f"{what} differ in the number of messages. {_WHY}")
+    if (path := _difference(one[0], other[0])) is not None:
+        raise CheckFailed(f"{what} differ in {path}. {_WHY}")
+    if one[1].frames != other[1].frames:
+        raise CheckFailed(f"{what} differ in a message of a client. {_WHY}")
 
 
-def _server_differs_first(one: Recorder, other: Recorder) -> bool:
-    """Whether the first round after which the server's states differ had, and was preceded by, the same messages."""
-    for (sent, server), (sent_again, again) in zip(one.servers, other.servers, strict=False):
-        if _difference(server, again) is not None:
-            return bool(sent) and sorted(one.frames[:sent]) == sorted(other.frames[:sent_again])
-    return False
-
-
-def _difference(one: Any, other: Any, path: str = "") -> str | None:
+def _difference(one: Any, other: Any) -> str | None:
     """The path at which two nested values first differ; None if they are equal."""
-    if isinstance(one, Tensor):
-        same = isinstance(other, Tensor) and one.dtype == other.dtype and torch.equal(one, other)
-        return None if same else path
-    if isinstance(one, dict):
-        if one.keys() != other.keys():
-            return f"{path} (its keys)"
-        parts = ((f"{path}.{key}" if path else str(key), one[key], other[key]) for key in one)
-    elif isinstance(one, list | tuple):
-        if len(one) != len(other):
-            return f"{path} (its length)"
-        parts = ((f"{path}[{place}]", mine, other[place]) for place, mine in enumerate(one))
-    else:
-        return None if one == other else path
-    return next((found for name, mine, yours in parts if (found := _difference(mine, yours, name)) is not None), None)
+    mine, yours = dict(_parts(one)), dict(_parts(other))
+    return next((path for path in mine | yours if not _equal(mine.get(path), yours.get(path))), None)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return type(one) is type(other) and bool(one == other)
+
+
+def _parts(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """All that nested dicts and lists hold, by path."""
+    if not isinstance(value, dict | list | tuple):
+        yield path, value
+        return
+    for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+        yield from _parts(part, f"{path}.{key}".lstrip("."))

@@ -33,7 +33,7 @@ from pfedlms.engine.federation import Federation
 from pfedlms.engine.participation import PERSISTENT_FIELDS, merge_absent_states
 from pfedlms.engine.reports import Counts
 from pfedlms.engine.server import ServerState
-from pfedlms.engine.simulate import InProcess, clients_state, message_refused
+from pfedlms.engine.simulate import InProcess, clients_state
 from pfedlms.engine.transport import Code, Inbox, Record, Request
 from pfedlms.errors import PfedlmsError, RunError, UsageError, WireError
 
@@ -163,9 +163,6 @@ class SharedFederation(Federation):
 
     # --- what every rank does with its own clients
 
-    def _on_begin_round(self) -> None:
-        self._local.begin_round()
-
     def _on_carry(self, requests: Sequence[Request], inbox: Inbox | None = None) -> Inbox | None:
         own, last = [_restrict(request, self._own_ids) for request in requests], requests[-1].orders[-1]
         if inbox is not None:
@@ -190,7 +187,7 @@ class SharedFederation(Federation):
         return [cohort.to(_HOST) for cohort in self._clients.present], self._clients.absent.state()
 
     def _on_load(self, state: dict[str, Any]) -> None:
-        self._clients.load(state, self.data.samples, self._own_ids)
+        self._clients.load(state, self._own_ids)
 
 
 class _LocalTransport(InProcess):
@@ -211,9 +208,6 @@ class _RankTransport:
 
     def __init__(self, local: _LocalTransport, call: Callable[..., list[Any]]) -> None:
         self.client, self._call = local.client, call
-
-    def begin_round(self) -> None:
-        self._call("begin_round")
 
     def carry(self, requests: Sequence[Request], inbox: Inbox) -> None:
         """Carry out all requests, in order, and fill the inbox; see `engine.transport`."""
@@ -244,8 +238,7 @@ class _Frames:
                     try:
                         aggregation.take(data)
                     except WireError as error:
-                        inbox.rejected += 1
-                        inbox.events.append(message_refused(inbox.round, int.from_bytes(data[12:16], "little"), error))
+                        inbox.refuse(inbox.round, int.from_bytes(data[12:16], "little"), error)
         aggregation.add_up()
 
 
@@ -279,20 +272,16 @@ def _restrict(request: Request, ids: range) -> Request:
 
 
 def _send(value: Any, targets: Iterable[int]) -> None:
-    data = torch.frombuffer(bytearray(pickle.dumps(value, protocol=5)), dtype=torch.uint8)
     for target in targets:
         with _name_rank_in_errors(target):
-            dist.send(torch.tensor([len(data)]), target)
-            dist.send(data, target)
+            dist.send_object_list([value], target)
 
 
 def _receive(source: int) -> Any:
+    received = [None]
     with _name_rank_in_errors(source):
-        length = torch.empty(1, dtype=torch.int64)
-        dist.recv(length, source)
-        data = torch.empty(int(length), dtype=torch.uint8)
-        dist.recv(data, source)
-    return pickle.loads(data.numpy().data)  # of a process of the same run
+        dist.recv_object_list(received, source)
+    return received[0]
 
 
 @contextmanager

@@ -13,7 +13,6 @@ the same things again, byte for byte. A step that raises changes nothing.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -107,7 +106,7 @@ class Server:
     def __init__(
         self, terms: Terms, quorum: float = 0.5, percent: bool = True, watch: Stopwatch | None = None
     ) -> None:  # fmt: skip
-        self._terms, self._method, self.participation = terms, terms.method, terms.participation
+        self._terms, self._method = terms, terms.method
         self._quorum, self._percent, self._watch = quorum, percent, watch or Stopwatch()
         self._exchanges = terms.method.exchanges
 
@@ -119,13 +118,16 @@ class Server:
     def restore(self, checkpoint: Mapping[str, Any]) -> ServerState:
         """The state that `ServerState.checkpoint()` saved, with tensors on the devices the method uses."""
         start = self.begin()
-        start.log.load(checkpoint["log"])
         tensors = {
             name: {key: value.to(start.server[key].device) for key, value in checkpoint[name].items()}
             for name in _TENSORS
         }
         measured = {Split(split): counts for split, counts in checkpoint["measured"].items()}
-        others = {"log": start.log, "traffic": Traffic(*checkpoint["traffic"]), "measured": measured}
+        others = {
+            "log": self._terms.catch_up.new_log(checkpoint["log"]),
+            "traffic": Traffic(*checkpoint["traffic"]),
+            "measured": measured,
+        }
         return ServerState(**{**checkpoint, **tensors, **others})
 
     # --- what clients are asked for
@@ -172,7 +174,7 @@ class Server:
         number = state.round if started else -1
         # If messages are about the last steps, other clients train next than those who sent them.
         drawn = about_last or not self._exchanges or not started
-        trainers = self.participation.of(number + 1) if drawn else state.members
+        trainers = self._terms.participation.of(number + 1) if drawn else state.members
         train = Record(Code.TRAIN, number + 1, flags=state.measure)
         orders = (self._answer(state), train) if state.answers else (train,)
         requests = [Request(trainers, orders, continues=not drawn)]
@@ -197,7 +199,7 @@ class Server:
         send = (Record(Code.SEND, state.round),)
         if self._method.about_last_steps:
             return Request(state.participants, send, continues=True)
-        clients = self.participation.of(state.round + 1)
+        clients = self._terms.participation.of(state.round + 1)
         return Request(clients, send, self._catch_up(state, clients, state.round))
 
     def _catch_up(self, state: ServerState, clients: Sequence[int], number: int) -> tuple[CatchUpOrders, ...]:
@@ -218,10 +220,7 @@ class Server:
         """The log with the answer of this round."""
         if not (self._method.tracks and state.answers):
             return state.log
-        log = copy(state.log)
-        log.frames, log.fingerprints = dict(log.frames), dict(log.fingerprints)
-        log.add(state.round, state.answers[0], state.server["model"], state.current["model"])
-        return log
+        return state.log.with_answer(state.round, state.answers[0], state.server["model"], state.current["model"])
 
     # --- what came back
 
@@ -257,8 +256,8 @@ class Server:
         """The state after the local steps that end a round, or the start."""
         started, trained = state.stage != START, inbox.trained
         if not trained:
-            what = f"round {state.round + 1}: the server's answer" if started else "the start: the first request"
-            raise _too_few(f"{what} reached no client", inbox)
+            when = f"round {state.round + 1}" if started else "the start"
+            raise _too_few(f"{when}: the server reached no client", inbox)
         participants = tuple(sorted(trained))
         left_out = {**state.left_out, **_select(inbox.failed, request.clients)}
         report = RoundReport(
@@ -306,8 +305,7 @@ class Server:
         number = order.number
         members = tuple(client for client in request.clients if client not in inbox.failed)
         if not members and (request.catch_up or order.index):
-            what = "the server's answer reached no client" if order.index else "what clients had missed reached nobody"
-            raise _too_few(f"round {number + 1}: {what}", inbox)
+            raise _too_few(f"round {number + 1}: the server reached no client", inbox)
         if aggregation.valid < max(1, self._quorum * inbox.expected):
             raise _too_few(
                 f"round {number + 1}: {aggregation.valid} of {inbox.expected} messages were valid, expected at least "

@@ -22,9 +22,9 @@ from pfedlms.engine.client import Client, to_arrays
 from pfedlms.engine.guard import name_method_in_errors
 from pfedlms.engine.participation import PERSISTENT_FIELDS, AbsentClients
 from pfedlms.engine.reports import Stopwatch
+from pfedlms.engine.terms import Terms
 from pfedlms.engine.transport import CatchUpOrders, Code, Event, Flag, Inbox, Record, Request, Split, server_frame
 from pfedlms.errors import RunError, WireError
-from pfedlms.methods.contract import Method
 from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake, Received, frame, frame_on_gpu, frame_rows
 
 _LONG_MESSAGE = 1 << 16  # bytes; a GPU frames such a message faster than the host
@@ -76,23 +76,21 @@ class Clients:
     them.
     """
 
-    def __init__(
-        self,
-        method: Method,
-        start: Callable[[tuple[int, ...]], Cohort],
-        clients: int,
-        device: torch.device,
-        home: torch.device,
-        group: int,
-    ) -> None:
-        self._method, self.start = method, start
-        self._device, self._group = device, group
+    def __init__(self, terms: Terms, samples: Sequence[int], home: torch.device, group: int) -> None:
+        self._terms, self._samples, self._group = terms, samples, group
         self.present: list[Cohort] = []
-        self.absent = AbsentClients(clients, home, lambda: method.client_rest(start((0,))))
+        # Without `self` in it: a cycle of references would keep memory until Python next looks for cycles.
+        self.absent = AbsentClients(
+            len(samples), home, lambda: terms.method.client_rest(terms.start((0,), (samples[0],)))
+        )  # fmt: skip
 
     @property
     def present_ids(self) -> tuple[int, ...]:
         return tuple(client for cohort in self.present for client in cohort.ids)
+
+    def start(self, ids: tuple[int, ...]) -> Cohort:
+        """Clients that take part for the first time."""
+        return self._terms.start(ids, tuple(self._samples[k] for k in ids))
 
     def groups(self, ids: Sequence[int]) -> list[tuple[int, ...]]:
         """These ids in groups, one for each cohort."""
@@ -112,7 +110,7 @@ class Clients:
         for cohort in self.present:
             leaving = [client for client in cohort.ids if client not in staying]
             if leaving:
-                self.absent.put(self._method.client_rest(cohort.take(leaving)))
+                self.absent.put(self._terms.method.client_rest(cohort.take(leaving)))
         self.present = [cohort.without_round_values() for cohort in cohorts]
         self.absent.drop(self.present_ids)
 
@@ -134,7 +132,7 @@ class Clients:
     def _restore(self, ids: tuple[int, ...]) -> Cohort:
         """Absent clients with what was stored of them, and with w⁰ for everything else, which is replaced before it is
         used."""
-        start, stored = self.start(ids), self.absent.take(ids).to(self._device)
+        start, stored = self.start(ids), self.absent.take(ids).to(self._terms.model.device)
         if stored.params.shape[1]:
             start = replace(start, params=stored.params, momentum=stored.momentum)
         return replace(start, buffers=stored.buffers, state={**start.state, **stored.state})
@@ -144,12 +142,13 @@ class Clients:
         ones."""
         return clients_state(self.present, self.absent.state())
 
-    def load(self, state: dict[str, Any], samples: Sequence[int], own: range | None = None) -> None:
+    def load(self, state: dict[str, Any], own: range | None = None) -> None:
         """Resume from `state()`, with all clients or with those in the range `own`."""
         ids = tuple(state["trained"])
-        stack = Cohort(ids, tuple(samples[k] for k in ids), **{name: state[name] for name in PERSISTENT_FIELDS})
+        samples = tuple(self._samples[k] for k in ids)
+        stack = Cohort(ids, samples, **{name: state[name] for name in PERSISTENT_FIELDS})
         present = [client for client in ids if own is None or client in own]
-        self.present = [stack.take(group).to(self._device) for group in self.groups(present)]
+        self.present = [stack.take(group).to(self._terms.model.device) for group in self.groups(present)]
         self.absent.load(state["away"], own)
 
 
@@ -172,13 +171,11 @@ class InProcess:
         self._prepared: tuple[Cohort, Record, tuple[Cohort, dict[str, Any]]] | None = None
         """Clients and the SEND whose messages were computed ahead, and these."""
 
-    def begin_round(self) -> None:
-        """Forget the clients' state in a round that failed."""
-        self._in_round = self._clients.present
-
     def carry(self, requests: Sequence[Request], inbox: Inbox) -> None:
         """Carry out all requests, in order, and fill the inbox; see `engine.transport`."""
         for request in requests:
+            if request.orders[0].code != Code.ANSWER:  # a round begins, maybe again, because it failed
+                self._in_round = self._clients.present
             cohorts = self._in_round
             if not request.continues:
                 cohorts = self._clients.take(request.clients, cohorts)
@@ -315,9 +312,10 @@ class InProcess:
                     raise WireError("nothing arrived")
                 aggregation.take(arrived)
             except WireError as error:
-                inbox.rejected += 1
-                if not links.is_simulated_loss(arrived):
-                    inbox.events.append(message_refused(round, client, error))
+                if links.is_simulated_loss(arrived):
+                    inbox.rejected += 1
+                else:
+                    inbox.refuse(round, client, error)
         return payload
 
     def _frame_buffer(self, count: int, size: int) -> NDArray[np.uint8]:
@@ -395,13 +393,6 @@ def run_exchange(
     server, values = aggregation.close()
     answer = server_frame(exchange.down, values, send.number, client.digest)
     return after, server, replace(send, code=Code.ANSWER, data=answer), inbox
-
-
-def message_refused(round: int, client: int, error: WireError) -> Event:
-    """The event that a client's message was refused."""
-    return Event(
-        round, client, "message_refused", f"is left out of this exchange: {type(error).__name__}: {error}"
-    )  # fmt: skip
 
 
 def _select_rows(values: dict[str, Any], rows: slice | int) -> dict[str, Any]:

@@ -28,9 +28,8 @@ class Terms:
         train: TrainSettings, seed: int,
     ) -> None:  # fmt: skip
         self.participation = Participation(clients, train.participation, seed)
-        self.method = guard_method(
-            method(task_of(model, classes, self.participation, train, seed), settings), train.weights
-        )
+        task = task_of(model, classes, self.participation, train, seed)
+        self.method = guard_method(method(task, settings), train.weights)
         if (self.method.about_last_steps or self.method.tracks) and len(self.method.exchanges) != 1:
             raise ValueError(f"method: {method.name} is about the last steps, or tracks a model: it has one exchange")
         self.model, self.train, self.seed = model, train, seed
@@ -38,6 +37,10 @@ class Terms:
         self.catch_up = CatchUp(self.method, self.digest)
         """How absent clients of a method that tracks a model receive it."""
         self._momentum_size = optimizer_size(model.layout.dim, train.optimizer, train.momentum)
+
+    def start(self, ids: tuple[int, ...], samples: tuple[int, ...]) -> Cohort:
+        """Clients that take part for the first time."""
+        return self.method.client_start(self.new_cohort(ids, samples))
 
     def new_cohort(self, ids: tuple[int, ...], samples: tuple[int, ...]) -> Cohort:
         """Clients that have not taken part yet, as `Method.client_start` takes them."""

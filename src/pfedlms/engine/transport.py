@@ -140,6 +140,12 @@ class Inbox:
     """Bytes that the transport carried to clients and from clients, its own framing included."""
     events: list[Event] = field(default_factory=list)
 
+    def refuse(self, round: int, client: int, error: Exception) -> None:
+        """Count a client's message that was refused."""
+        text = f"is left out of this exchange: {type(error).__name__}: {error}"
+        self.rejected += 1
+        self.events.append(Event(round, client, "message_refused", text))
+
     def count_up(self, request: Request, payload: int, messages: int = 1) -> None:
         """Count messages of clients with `payload` bytes altogether."""
         traffic = self._traffic_of(request)

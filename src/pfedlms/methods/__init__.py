@@ -40,18 +40,13 @@ _ALL: tuple[type[Method], ...] = (
     SketchVote, SketchMean, PFedLMS, PFed1BS, FedAvg, FedProx, Scaffold, STC, SparseLoCo, FetchSGD, EDEN, ZSign,
     OBCSAA, OBDA, DeComFL, Ditto, FedPer, FedRep, FedProto, Finetune, Local,
 )  # fmt: skip
-_SECTIONS = ("data", "method", "model", "run", "train")
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 
 
 def check_name(name: str) -> None:
-    """Refuse the name of a method that would be read as something else: as a section of settings, as several methods,
-    or as a path."""
-    if not re.fullmatch(r"[A-Za-z][\w.-]*", name) or name in _SECTIONS:
-        raise ValueError(
-            f"method: got the name {name!r}, expected letters, digits, '_', '-' and '.', and none of the sections of a "
-            f"configuration: {', '.join(_SECTIONS)}"
-        )
+    """Refuse the name of a method that would be read as several methods, or as a path."""
+    if not re.fullmatch(r"[A-Za-z][\w.-]*", name):
+        raise ValueError(f"method: got the name {name!r}, expected letters, digits, '_', '-' and '.'")
 
 
 def register(method: type[Method]) -> type[Method]:

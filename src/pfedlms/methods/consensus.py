@@ -9,6 +9,7 @@ from operator import itemgetter
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from pfedlms.aggregate import Vote, pool_statistics
 from pfedlms.backend import to_host
@@ -51,6 +52,17 @@ class Sketches:
         return Sketches(layout, rows / layout.layers[0].pad, task.seed, refresh=0)
 
 
+def refuse_not_finite(cohort: Cohort, values: Tensor, round: int) -> None:
+    """Raise DivergedError if a number computed of a client's sketch, `[clients, …]` on the host, is not finite: a model
+    can be finite and yet too large to be sketched."""
+    finite = torch.isfinite(values).all(dim=1).tolist()
+    if not all(finite):
+        raise DivergedError(
+            f"round {round + 1}: the model or update of client {cohort.ids[finite.index(False)]} is not finite or too "
+            "large to be sketched; lower train.learning_rate, method.strength or method.gain"
+        )
+
+
 Statistics = list[tuple[int, int, NDArray[np.float32], NDArray[np.float32]]]
 """Id, N_k, means and variances of every client, in the order of arrival; a few numbers per client."""
 
@@ -67,13 +79,7 @@ class AgreeOnThresholds(Exchange[Statistics]):
     def client_send(self, cohort: Cohort, round: int, work: ClientWork) -> tuple[Cohort, Tensors]:
         sketched = self._sketches.of(round, cohort.params.device).forward(cohort.params)
         means, variances = to_host(*statistics(sketched, self._sketches.sizes))
-        finite = (torch.isfinite(means) & torch.isfinite(variances)).all(dim=1).tolist()
-        if not all(finite):  # a model can be finite and yet too large to sketch
-            diverged = cohort.ids[finite.index(False)]
-            raise DivergedError(
-                f"round {round + 1}: the model of client {diverged} is too large to be sketched; "
-                "lower train.learning_rate or method.strength"
-            )
+        refuse_not_finite(cohort, torch.cat([means, variances], dim=1), round)
         return cohort.with_scratch(sketched=sketched), {"mean": means, "variance": variances}
 
     def server_open(self, server: Tensors, round: int) -> Statistics:

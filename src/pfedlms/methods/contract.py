@@ -84,23 +84,19 @@ class ClientWork(Protocol):
         zero momentum. They see the batches of the phase's own local steps, in the same order and with the same learning
         rate. Running statistics of the model continue from `cohort.buffers`.
         """
-        ...
 
     def mean_gradient(self, cohort: Cohort, params: Tensor, phase: int) -> Tensor:
         """Gradient of the task loss at `params`, `[clients, dim]` or `[dim]`, averaged over the E batches of the
         phase's local steps: `[clients, dim]`."""
-        ...
 
     def losses(self, cohort: Cohort, params: Tensor, phase: int, step: int) -> Tensor:
         """Task loss at `params`, `[clients, dim]` or `[dim]`, on the batch of local step `step` of the phase:
         `[clients]`, on the clients' device, without a graph. The forward pass is that of training; it does not change
         running statistics."""
-        ...
 
     def class_features(self, cohort: Cohort) -> tuple[Tensor, Tensor]:
         """The mean feature of every class, `[clients, classes, width]` (zero for a class without samples), and the
         number of its training samples, `[clients, classes]`."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pfedlms.cohort import Cohort, Tensors
-from pfedlms.errors import DivergedError
-from pfedlms.methods.consensus import Sketches
+from pfedlms.methods.consensus import Sketches, refuse_not_finite
 from pfedlms.methods.contract import Exchange, Task, Tracked
 from pfedlms.settings import setting
 from pfedlms.wire import Mask, MaskedBytes, Message
@@ -61,12 +60,7 @@ class SketchedUpdates(Exchange[Total]):
     def add_digests(self, cohort: Cohort, round: int, last: Tensor, scales: Tensor) -> tuple[Cohort, Tensors]:
         """The clients after they sent, and the values of flag and digest. `last` is `cohort.state["checked"]`, and
         `scales: [clients, layers]` is the size of their sketches; both are on the host."""
-        finite = torch.isfinite(scales).all(dim=1).tolist()  # false if any number of an update is not finite
-        if not all(finite):
-            raise DivergedError(
-                f"round {round + 1}: the update of client {cohort.ids[finite.index(False)]} is not finite or too large "
-                "to be sketched; lower train.learning_rate or method.gain"
-            )
+        refuse_not_finite(cohort, scales, round)
         device, model = cohort.params.device, cohort.state["model"]
         due = last + self._every <= round if self._every else torch.zeros_like(last, dtype=torch.bool)
         digests = torch.zeros(len(cohort.ids), DIGEST_BYTES, dtype=torch.uint8)

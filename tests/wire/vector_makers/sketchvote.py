@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -54,7 +55,8 @@ def sketchvote(
             lambda data, k, to=ups: to.update({k: data}) or data,
             lambda data, k, to=downs: to.setdefault(k, []).append(data) or data,
         )
-        transport = InProcess(Client(playing, digest, catch_up, None, None), None, links)
+        terms = SimpleNamespace(method=playing, digest=digest, catch_up=catch_up)
+        transport = InProcess(Client(terms, None, None), None, links)
         out_of_sync = (drifted or {}).get(number)
         if out_of_sync is not None:
             clients[out_of_sync] = clients[out_of_sync].with_state(model=clients[out_of_sync].state["model"] + 0.25)
@@ -86,7 +88,7 @@ def sketchvote(
             answers_known[k] = number + 1
             assert torch.equal(clients[k].state["model"][0].view(torch.int32), moved["model"].view(torch.int32))
         before, server = server, moved
-        answers.add(number, answer.data, before["model"], server["model"])
+        answers = answers.with_answer(number, answer.data, before["model"], server["model"])
         played.append(
             {
                 "round": number,
