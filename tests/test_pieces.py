@@ -187,7 +187,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: limit_weights([10, 80], float("nan")), "share: got nan, expected at most 1"),
     (lambda: outliers(ONE[0], 10), r"values: got shape \(1,\), expected \[clients, entries\]; pass one number each"),
     (lambda: symbols_of(X, torch.zeros(2, 256), [16, 5]), r"thresholds: got shape \[2, 256\], .* T from 1 to 255"),
-    (lambda: symbols_of(X, TAU.flip(1), [16, 5]), "got NaN, or thresholds that do not rise"),
+    (lambda: symbols_of(X, TAU.flip(1), [16, 5]), "got NaN, or thresholds that fall"),
     (lambda: symbols_of(X, TAU[:, :1] * torch.nan, [16, 5]), "got NaN, or"),
     (lambda: symbols_of(torch.where(torch.arange(21) == 20, torch.nan, X), TAU, [16, 5]), "got NaN, or"),
     (lambda: normal_quantiles(256), "thresholds: got 256, expected a whole number from 1 to 255; a symbol is one byte"),

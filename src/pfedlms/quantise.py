@@ -132,11 +132,9 @@ def symbols_of(sketched: Values, thresholds: Tensor | Array, sizes: Sequence[int
             f"thresholds: got shape {list(tau.shape)}, expected [{len(parts)}, T], T from 1 to {_MOST_THRESHOLDS}"
         )
     if tau.device.type == "cpu":
-        rise = bool((tau.diff(dim=1) >= 0).all()) and not bool(tau.isnan().any())
-        if not rise or any(bool(part.isnan().any()) for part in parts):
-            raise ValueError(
-                "symbols_of: got NaN, or thresholds that do not rise, expected numbers and rising thresholds"
-            )
+        falls_or_nan = tau.isnan().any() | (tau.diff(dim=1) < 0).any()
+        if bool(falls_or_nan) or any(bool(part.isnan().any()) for part in parts):
+            raise ValueError("symbols_of: got NaN, or thresholds that fall, expected numbers and rising thresholds")
     bins = [torch.bucketize(part.float().contiguous(), row, right=True) for part, row in zip(parts, tau, strict=True)]
     return like_input(sketched, torch.cat(bins, dim=1).to(torch.uint8))
 

@@ -39,6 +39,7 @@ from pfedlms.errors import (
     SenderError,
     TruncatedError,
     VersionError,
+    WireError,
 )
 from pfedlms.wire.codec import Buffer
 from pfedlms.wire.fields import Array, Message, Values
@@ -104,12 +105,7 @@ def frame_rows(
 ) -> None:
     """Encode every row of `values: [senders, …]` as a frame, a row of `out`, uint8 `[senders, HEADER_BYTES +
     message.rows_size(values)]`."""
-    size = message.rows_size(values)
-    if size is None:
-        raise ValueError("values: got rows of different sizes, or fields that are encoded one by one; use frame")
-    expected = len(senders), HEADER_BYTES + size
-    if out.dtype != np.uint8 or out.shape != expected:
-        raise ValueError(f"out: got {out.dtype} {list(out.shape)}, expected uint8 {list(expected)}, a row per sender")
+    size = out.shape[1] - HEADER_BYTES
     message.write_rows(values, out[:, HEADER_BYTES:])
     out[:, : _HEADER.size] = _headers(message, round, size, digest, senders, samples)
     out[:, _CHECKSUM] = np.array(_checksums(out), dtype="<u4")[:, None].view(np.uint8)
@@ -144,22 +140,7 @@ def _headers(
 
 def _header(kind: int, round: int, sender: int, samples: int, length: int, digest: bytes) -> bytes:
     """A header without its checksum."""
-    try:
-        return _HEADER.pack(MAGIC, VERSION, kind, 0, round, sender, samples, length, _check_digest(digest))
-    except struct.error as error:
-        raise ValueError(
-            f"frame: got kind {kind}, round {round}, sender {sender} and samples {samples}, expected whole numbers "
-            f"of at least 0, the kind up to 255, the others up to {0xFFFFFFFF}"
-        ) from error
-
-
-def _check_digest(digest: bytes) -> bytes:
-    if len(digest) != _DIGEST_BYTES:
-        raise ValueError(
-            f"digest: got {len(digest)} bytes, expected {_DIGEST_BYTES}; agreement_digest gives it from what both ends "
-            "must agree on"
-        )
-    return digest
+    return _HEADER.pack(MAGIC, VERSION, kind, 0, round, sender, samples, length, digest)
 
 
 def _numbers(frames: Array, place: slice) -> list[int]:
@@ -206,18 +187,14 @@ class Intake:
     one frame is accepted from each. Both ends must have the same `digest`."""
 
     def __init__(self, message: Message, digest: bytes, round: int, senders: Collection[int]) -> None:
-        self._message, self._digest, self._round, self._senders = message, _check_digest(digest), round, senders
+        self._message, self._digest, self._round, self._senders = message, digest, round, senders
         self._seen: set[int] = set()
 
-    def accept(self, data: Buffer, into: Values | None = None) -> Received:
-        """Parse and check one frame; raise the matching WireError if it is not valid.
-
-        Values are decoded into the arrays of `into` (a row of `Message.empty_values`), or into new ones; a refused
-        frame may leave anything there. Every length is compared with the bytes received and with the limit before
-        memory is allocated.
-        """
+    def accept(self, data: Buffer) -> Received:
+        """Parse and check one frame; raise the matching WireError if it is not valid. Every length is compared with the
+        bytes received and with the limit before memory is allocated."""
         sender, samples, payload = self._check_frame(memoryview(data).cast("B").toreadonly())
-        values = self._message.read(payload, into)
+        values = self._message.read(payload)
         self._seen.add(sender)
         return Received(sender, samples, values, len(payload))
 
@@ -227,8 +204,9 @@ class Intake:
         senders, samples = self._known_senders(frames, frames.shape[1])
         if not senders or _numbers(frames, _CHECKSUM) != _checksums(frames):
             return None
-        values = self._message.read_rows(frames[:, HEADER_BYTES:])
-        if values is None:
+        try:
+            values = self._message.read_rows(frames[:, HEADER_BYTES:])
+        except WireError:
             return None
         self._seen.update(senders)
         return ReceivedRows(senders, samples, values)
