@@ -35,19 +35,14 @@ def decoded(payload: bytes, *fields: Field) -> Any:
 
 
 def round_trip(fields: tuple[Field, ...], values: dict[str, Any]) -> dict[str, Any]:
-    """The decoded values. Their size is as declared, they encode to the same bytes, and do not change with the
-    payload."""
+    """The decoded values. Their size is as declared, and they encode to the same bytes."""
     message = Message(0, fields)
-    payload = bytearray(encoded(values, *fields))
+    payload = encoded(values, *fields)
     assert len(payload) <= message.max_bytes == sum(field.max_bytes for field in fields)
-    new = message.read(memoryview(payload).toreadonly())
+    new = message.read(memoryview(payload))
     assert encoded(new, *fields) == payload
-    before = {name: value.tobytes() for name, value in new.items()}
-    payload[:] = bytes(len(payload))
-    assert {name: value.tobytes() for name, value in new.items()} == before
     for field in fields:
         assert (new[field.name].dtype, new[field.name].shape) == (field.dtype, field.shape)
-        assert new[field.name].flags.carray
     return new
 
 

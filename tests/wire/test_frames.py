@@ -68,6 +68,10 @@ def test_a_buffer_can_be_reused() -> None:
         assert there.obj is buffer
         assert bytes(there) == frame(STATISTICS, values, **header) == buffer[:56]
         assert buffer[56:] == b"?" * 34
+        row = {name: array[2] for name, array in STATISTICS.empty_values(4).items()}
+        received = intake().accept(there, row)
+        assert all(received.values[name] is row[name] for name in row)
+        assert {name: value.tolist() for name, value in row.items()} == {n: v.tolist() for n, v in values.items()}
     with pytest.raises(ValueError, match="out: got 55 bytes, expected 56 or more"):
         valid_frame(out=bytearray(55))
 
@@ -75,6 +79,7 @@ def test_a_buffer_can_be_reused() -> None:
 def test_accepted_values_do_not_change_with_the_buffer() -> None:
     buffer = bytearray(VALID)
     received = intake().accept(buffer)
+    assert all(value.flags.writeable for value in received.values.values())
     buffer[:] = bytes(len(buffer))
     assert received.values["mean"].tolist() == [0.5, -2]
 

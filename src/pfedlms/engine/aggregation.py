@@ -76,9 +76,8 @@ class Aggregation:
         """Check one message and store it until it is added up. Raises the WireError that says what is wrong with it."""
         if self._rows is not None or len(self._arrived) == self.capacity:
             self.add_up()
-        received = self._intake.accept(data)
-        for name, value in received.values.items():
-            self._buffer[name][len(self._arrived)] = value
+        # A message that is refused leaves its row of the buffer to the next one.
+        received = self._intake.accept(data, {name: array[len(self._arrived)] for name, array in self._buffer.items()})
         claimed = self.claims.setdefault(received.sender, received.samples)
         if claimed != received.samples:
             raise DecodeError(f"samples: got {received.samples}, expected {claimed}, as before")
@@ -142,7 +141,7 @@ class Aggregation:
 
     @cached_property
     def _buffer(self) -> dict[str, NDArray[Any]]:
-        """Memory for messages that arrive one by one, which is used again and again."""
+        """Memory for messages that arrive one by one. It is reused, because fresh memory costs more than the copy."""
         return self.exchange.up.empty_values(self.capacity)
 
     def close(self) -> tuple[Tensors, dict[str, Any]]:

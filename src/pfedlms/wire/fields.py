@@ -59,7 +59,8 @@ class Field(ABC):
 
     @abstractmethod
     def read(self, data: memoryview, known: Values) -> Array:
-        """Decode `data`, which has `encoded_size` bytes; raise DecodeError if no valid value has these bytes."""
+        """Decode `data`, which has `encoded_size` bytes; raise DecodeError if no valid value has these bytes. The value
+        may be a view of them."""
 
     def example(self) -> Array:
         """A valid value, to measure the size of messages: the largest, unless a kind of field overrides this."""
@@ -109,7 +110,7 @@ class RowField(Field):
         row = np.frombuffer(data, np.uint8)
         if row.size != self.size(known):
             raise DecodeError(f"field {self.name!r}: got {row.size} bytes, expected {self.size(known)}")
-        return np.array(self.read_rows(row[None])[0])
+        return np.asarray(self.read_rows(row[None])[0])
 
 
 @dataclass(frozen=True)
@@ -230,7 +231,7 @@ class Message:
             at = end
 
     def read(self, payload: memoryview) -> dict[str, Array]:
-        """Decode the values of all fields. The payload must end where the last field ends."""
+        """Decode the values of all fields, which may be views of the payload. It must end where the last field ends."""
         known: dict[str, Array] = {}
         at, length = 0, len(payload)
         for part in self.fields:
