@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
-from numba.core.errors import TypingError
 
 from definitions import hadamard
 from factories import normal
 from pfedlms import backend
 from pfedlms.backend import torch_threads
-from pfedlms.sketch.hadamard import fwht_, fwht_reference, fwht_row
+from pfedlms.sketch.hadamard import fwht_, fwht_reference
 
 # Blocks change at 2^6, 2^12 and 2^18; threads share a row beyond 2^18.
 EXPONENTS = [*range(17), 20]
@@ -80,19 +78,6 @@ def test_threads_and_rows_do_not_change_the_result(size: int, monkeypatch: pytes
         with torch_threads(threads):
             for rows in (1, 2, 3):
                 assert torch.equal(fwht_(values[:rows].clone()), expected[:rows])
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        (np.zeros(256, np.float32)[::2], "contiguous"),
-        (np.zeros(128, np.int64), "float32 or float64"),
-        (np.zeros((2, 64), np.float32), "1-D"),
-    ],
-)
-def test_the_row_function_refuses_arrays_that_it_cannot_transform(row: np.ndarray, message: str) -> None:
-    with pytest.raises(TypingError, match=message):
-        fwht_row(row)
 
 
 @pytest.mark.parametrize("shape", [(3,), (4, 12), (0,), (2, 0), (), (2**25,)])

@@ -144,8 +144,3 @@ def test_places_are_read_as_written_within_the_largest_size(count: int) -> None:
             assert int.from_bytes(out[:4].tobytes(), "little") == chosen
             assert field.encoded_size(memoryview(out.tobytes() + b"more"), {}) == size
             assert field.read(memoryview(out.tobytes()), {}).tolist() == mask.tolist()
-
-
-def test_without_a_position_there_are_no_bits_of_a_remainder() -> None:
-    with pytest.raises(ValueError, match="count: got 0"):
-        remainder_bits(0, 5)

@@ -35,7 +35,6 @@ _LARGEST_COUNT = (1 << 8 * _COUNT_BYTES) - 1
 
 def remainder_bits(count: int, places: int) -> int:
     """b for `count` of `places` positions, in float64, every product rounded by itself."""
-    check_integer("count", count, 1, places, "without a position there is no gap")
     unchosen, bits = (places - count) / places, 0
     while unchosen >= (sqrt(5) - 1) / 2:
         unchosen *= unchosen
