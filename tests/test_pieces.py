@@ -211,7 +211,6 @@ def test_refused_values_are_not_counted() -> None:
         with pytest.raises(ValueError):
             mean.add(weights, np.ones((2, 1)))
     assert (vote.clients, vote.total, vote.counts.sum()) == (0, 0, 0)
-    assert repr(mean) == "WeightedMean(size 1, no client yet)"
 
 
 def test_arrays_of_any_strides_are_accepted_and_a_number_is_no_vector() -> None:
@@ -248,7 +247,7 @@ def test_reprs_describe_the_objects() -> None:
     assert repr(layout) == "Layout(2 layers, 1,322 parameters)"
     assert repr(Sketch(layout, 0.5, 3, 9)) == "Sketch(2 layers, 1,322 → 1,088 entries)"
     assert repr(some_pull(7, 0.05, 0.1).pull) == "Pull(130 → 85 entries, thresholds 7, strength 0.05, smoothing 0.1)"
-    assert repr(Vote(1000, 7)) == "Vote(size 1,000, thresholds 7, no client yet)"
+    assert repr(Vote(1000, 7)) == "Vote(size 1,000, thresholds 7, 0 clients of weight 0)"
 
 
 def test_layers_accept_numbers_of_numpy() -> None:

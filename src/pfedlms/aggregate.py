@@ -38,19 +38,13 @@ _FEW_ENTRIES = 256  # of a field with one number per layer or so
 class WeightedMean:
     """Σ N_k x_k / Σ N_k for vectors of `size` entries, in float64, one client after another. A NaN that is added stays.
 
-    >>> mean = WeightedMean(2).add([1, 3], np.float32([[0, 1], [4, 1]]))
-    >>> mean
-    WeightedMean(size 2, 2 clients of weight 4)
-    >>> mean.result()
+    >>> WeightedMean(2).add([1, 3], np.float32([[0, 1], [4, 1]])).result()
     tensor([3., 1.], dtype=torch.float64)
     """
 
     def __init__(self, size: int) -> None:
         self._sum = torch.zeros(check_integer("size", size, 0), dtype=torch.float64)
-        self._weight = self._clients = 0
-
-    def __repr__(self) -> str:
-        return f"WeightedMean(size {len(self._sum):,}, {_describe_total(self._clients, self._weight)})"
+        self._weight = self.clients = 0
 
     def add(self, samples: Weights, values: Tensor | Array) -> WeightedMean:
         """Add some clients' vectors `[clients, size]`, float32 or float64, with their numbers of samples N_k."""
@@ -71,13 +65,8 @@ class WeightedMean:
             tasks, cost = -(-len(self._sum) // _SUM_PART), len(own) * _SUM_PART
             run_kernel(_add_weighted, tasks, cost, self._sum.numpy(), added, stride, weights)
         self._weight += sum(own)
-        self._clients += len(own)
+        self.clients += len(own)
         return self
-
-    @property
-    def clients(self) -> int:
-        """How many were added."""
-        return self._clients
 
     def result(self) -> Tensor:
         """`[size]`, in float64, on the host."""
@@ -85,10 +74,6 @@ class WeightedMean:
             raise ValueError("mean: got no client's values, expected at least one; call add first")
         # By a tensor: a GPU multiplies by the reciprocal of a number, which is not the same.
         return to_host(self._sum / self._sum.new_full((), float(self._weight)))[0]
-
-
-def _describe_total(clients: int, weight: int) -> str:
-    return f"{clients} client{'s' * (clients != 1)} of weight {weight:,}" if clients else "no client yet"
 
 
 @compiled()
@@ -343,7 +328,7 @@ class Vote(_Counters):
 
     def __repr__(self) -> str:
         thresholds, size = self.counts.shape
-        return f"Vote(size {size:,}, thresholds {thresholds}, {_describe_total(self.clients, self.total)})"
+        return f"Vote(size {size:,}, thresholds {thresholds}, {self.clients} clients of weight {self.total:,})"
 
     def add(self, symbols: Array | Tensor, weights: Weights) -> None:
         """Count one client's symbols, uint8 `[size]`, with weight N_k, or several clients' `[clients, size]` with
@@ -370,17 +355,12 @@ class SignVote(_Counters):
 
     >>> vote = SignVote([3, 2])
     >>> vote.add(np.uint8([[0b01_100], [0b10_001]]), np.array([[2, 1], [1, 0]]))
-    >>> vote
-    SignVote(size 5, layers 2)
     >>> print(*(f"{byte:05b}" for byte in vote.result()))
     01100
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
         super().__init__(1, [check_integer("sizes", size, 0) for size in sizes])
-
-    def __repr__(self) -> str:
-        return f"SignVote(size {self.counts.shape[1]:,}, layers {len(self.ends)})"
 
     def add(self, packed: Array | Tensor, weights: Sequence[Sequence[int]] | Array | Tensor) -> None:
         """Count some clients' signs, uint8 `[clients, ⌈size / 8⌉]`, with their weights, whole numbers `[clients,

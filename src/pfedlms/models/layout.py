@@ -10,8 +10,6 @@ from torch import nn
 
 from pfedlms.checks import check_integer, check_number
 
-MOST_ALLOCATION = 8
-
 
 @dataclass(frozen=True)
 class Layer:
@@ -36,7 +34,7 @@ class Layer:
 
     def sketch(self, ratio: float) -> int:
         """m = max(1, floor(ratio · pad)), the sketch size of this layer."""
-        return max(1, floor(check_ratio(ratio) * self.pad))
+        return max(1, floor(ratio * self.pad))
 
 
 @dataclass(frozen=True, repr=False)
@@ -83,22 +81,15 @@ class Layout:
     def sketch_sizes(self, ratio: float, allocation: float = 1.0) -> tuple[int, ...]:
         """m of every layer, in proportion to its padded size to the power of `allocation`; the total is about the same
         for every allocation."""
-        ratio = check_ratio(ratio)
+        ratio = check_number("ratio", ratio, 0, 1, "it is the share of a layer's padded size that is kept")
         if allocation == 1:
             return tuple(layer.sketch(ratio) for layer in self.layers)
-        if not 0 <= allocation <= MOST_ALLOCATION:
-            raise ValueError(
-                f"allocation: got {allocation!r}, expected 0 to {MOST_ALLOCATION}; 1 is the same ratio for every layer"
-            )
+        if not 0 <= allocation <= 8:
+            raise ValueError(f"allocation: got {allocation!r}, expected 0 to 8; 1 is the same ratio for every layer")
         total, powers = sum(layer.pad for layer in self.layers), [layer.pad**allocation for layer in self.layers]
         *_, sum_of_powers = accumulate(powers)  # not `sum`, which rounds floats in another way from Python 3.12 on
         share = [ratio * total * power / sum_of_powers for power in powers]
         return tuple(min(layer.pad, max(1, floor(m))) for layer, m in zip(self.layers, share, strict=True))
-
-
-def check_ratio(ratio: float) -> float:
-    """The ratio m / N as a float; raise ValueError if it is not above 0 and at most 1."""
-    return check_number("ratio", ratio, 0, 1, "it is the share of a layer's padded size that is kept")
 
 
 def flat_layout(module: nn.Module) -> Layout:

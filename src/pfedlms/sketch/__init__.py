@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from pfedlms import rng
 from pfedlms.backend import backend_of, to_device
 from pfedlms.checks import Array, Values, as_tensor, check_floats, check_integer, like_input
-from pfedlms.models.layout import Layout, check_ratio
+from pfedlms.models.layout import Layout
 from pfedlms.quantise import pack_signs, root_mean_squares
 from pfedlms.sketch import cpu
 from pfedlms.sketch.hadamard import fwht_, fwht_reference
@@ -112,7 +112,7 @@ class Sketch:
         device: torch.device | str | None = None,
         allocation: float = 1.0,
     ) -> None:
-        shape = shape_of(layout, check_ratio(ratio), allocation)
+        shape = shape_of(layout, ratio, allocation)
         seed = check_integer("seed", seed, 0, rng.LARGEST_SEED)
         epoch = check_integer("epoch", epoch, 0, rng.LARGEST_SEED)
         place = torch.device("cpu" if device is None else device)
