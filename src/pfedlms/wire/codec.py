@@ -82,16 +82,17 @@ class Symbols(RowField):
     """A row for each segment: its first and last symbol, its first and last byte, the bits used of the last byte."""
 
     def __post_init__(self) -> None:
-        size, width = block_shape(self.levels)
+        levels = check_integer("levels", self.levels, 2, 256)
+        size, width = block_shape(levels)
         rows, symbols, byte = [], 0, 0
         for count in self.segments:
             blocks, rest = divmod(count, size)
-            bits = blocks * width + _width(rest, self.levels)
+            bits = blocks * width + _width(rest, levels)
             last, end = symbols + count, byte + (bits + 7) // 8
             rows.append((symbols, last, byte, end, bits % 8 or 8))
             symbols, byte = last, end
         table = np.array(rows, np.int64).reshape(-1, 5)
-        vars(self).update(count=symbols, max_bytes=byte, _table=table)
+        vars(self).update(levels=levels, count=symbols, max_bytes=byte, _table=table)
 
     def write_rows(self, values: Values, out: Array) -> None:
         symbols, (flat, stride) = self._check_symbols(self.check_value(values, len(out))), row_memory(out)
@@ -200,19 +201,19 @@ class Signs(Mask):
 
     def read_rows(self, data: Array) -> Array:
         self._check_rows(data, DecodeError)
-        return SIGNS_OF_BYTE.take(data, axis=0).reshape(len(data), -1)[:, : self.count]
+        return SIGNS_OF_BYTE.take(data, axis=0).reshape(len(data), 8 * data.shape[1])[:, : self.count]
 
 
-@lru_cache(maxsize=256, typed=True)  # 3.0 is not 3
+@lru_cache(maxsize=256)
 def block_shape(levels: int) -> tuple[int, int]:
     """Rule 2: the symbols s and the bits width(s) of a full block."""
-    check_integer("levels", levels, 2, 256)
     shapes = ((size, _width(size, levels)) for size in range(1, BLOCK_BITS + 1))
     return max((shape for shape in shapes if shape[1] <= BLOCK_BITS), key=lambda shape: (Fraction(*shape), shape))
 
 
 def _width(count: int, levels: int) -> int:
-    return int(levels**count - 1).bit_length()
+    width: int = (levels**count - 1).bit_length()
+    return width
 
 
 @lru_cache(maxsize=8)
