@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from pfedlms.aggregate import weighted_median
+from pfedlms.aggregate import weighted_medians
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.methods import Task, register
 from pfedlms.methods.contract import ClientWork
@@ -56,7 +56,7 @@ class WeightedVote(ResidualSignVote):
     def server_reply(self, server: Tensors, total: Received, round: int) -> tuple[Tensors, Tensors]:  # type: ignore[override]
         ends = np.cumsum(self._sketches.sizes)[:-1]
         scales, layers = np.stack(total.scales), np.split(np.stack(total.signs), ends, axis=1)
-        medians = np.array([weighted_median(total.samples, own) for own in scales.T], dtype=np.float32)
+        medians = weighted_medians(total.samples, scales)
         votes = []
         for median, own, signs in zip(medians.astype(np.float64), scales.T.astype(np.float64), layers, strict=True):
             weights = np.array(total.samples) * np.minimum(own, self._cap * median if median else 0)

@@ -23,15 +23,14 @@ import pfedlms.sketch
 import pfedlms.wire.codec
 from definitions import dense_model
 from factories import RATIO, SEED, SIZES, layout_of, normal, sketch_of, some_pull
-from pfedlms.aggregate import Vote, WeightedMean, limit_weights, outliers, pool_statistics, weighted_median
-from pfedlms.engine.graphs import flat, rebuilt
+from pfedlms.aggregate import Vote, WeightedMean, limit_weights, outliers, pool_statistics, weighted_medians
 from pfedlms.models import Layer, Layout, flat_layout
 from pfedlms.pull import Pull
 from pfedlms.quantise import normal_quantiles, statistics, symbols_of, thresholds_of
 from pfedlms.sketch import Sketch
 
 MODULES = {
-    pfedlms.aggregate: {"Vote", "WeightedMean", "pool_statistics", "weighted_median"},
+    pfedlms.aggregate: {"Vote", "WeightedMean", "pool_statistics", "weighted_medians"},
     pfedlms.models.layout: {"Layer", "Layout"},
     pfedlms.pull: {"Pull"},
     pfedlms.quantise: {"symbols_of"},
@@ -54,7 +53,7 @@ def test_a_sketch_returns_the_type_that_it_was_given(dtype: torch.dtype) -> None
     theta, u = normal(3, sketch.dim, dtype=dtype), normal(3, sketch.size, seed=1, dtype=dtype)
     others = normal(3, sketch.dim, seed=2, dtype=dtype), normal(3, sketch.dim, seed=3, dtype=dtype)
     functions: list[tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = [
-        (sketch.forward, (theta,)), (sketch.adjoint, (u,)), (sketch.spread, (u,)),
+        (sketch.forward, (theta,)), (sketch.adjoint, (u,)),
         (lambda *given: sketch.split(*given)[0], (theta, *others)),
         (lambda *given: sketch.split(*given)[1], (theta, *others)),
         (some_pull(3, 0.1, 0.3).pull.gradient, (theta,)),
@@ -95,7 +94,7 @@ def test_aggregates_accept_arrays_and_tensors() -> None:
     values = np.float32([[1, 2], [3, 4]])
     for given in (values, torch.from_numpy(values)):
         assert WeightedMean(2).add(np.array([1, 3]), given).result().tolist() == [2.5, 3.5]
-        assert weighted_median(torch.tensor([1, 3]), given[:, 0]) == 3
+        assert weighted_medians(torch.tensor([1, 3]), given).tolist() == [3, 4]
     for samples in (np.array([10, 10, 80]), torch.tensor([10, 10, 80])):
         assert limit_weights(samples, 0.4) == [10, 10, 13]
     arrays = pool_statistics([1, 3], values, values)
@@ -127,7 +126,8 @@ def test_all_steps_from_sketch_to_pull_keep_the_type(of: Any) -> None:
 
 
 def test_forward_and_adjoint_are_gradients_of_each_other() -> None:
-    """Against a dense Φ, through functions that are not linear, to the second order, of rows and of a vector."""
+    """Against a dense Φ, through functions that are not linear, to the second order, of rows and of a vector. Other
+    functions can be differentiated, too: that of the pull is piecewise linear."""
     sketch, dense = sketch_of(*SIZES), dense_model(SIZES, RATIO, SEED)
     theta = normal(2, sketch.dim, dtype=torch.float64).requires_grad_()
     u = normal(2, sketch.size, seed=1, dtype=torch.float64).requires_grad_()
@@ -139,23 +139,9 @@ def test_forward_and_adjoint_are_gradients_of_each_other() -> None:
             (got,) = torch.autograd.grad(got.pow(2).sum(), values)
             (expected,) = torch.autograd.grad(expected.pow(2).sum(), values)
             torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
-    assert torch.autograd.gradcheck(sketch_of(5, 8).forward, normal(2, 13, dtype=torch.float64).requires_grad_())
-
-
-@pytest.mark.parametrize(
-    ("function_of", "message"),
-    [
-        (lambda s, x: s.spread(x[:, : s.size]), r"spread: got sketched that requires grad.*sketched\.detach\(\)"),
-        (lambda s, x: s.split(x, x, x), r"split: got params that requires grad.*params\.detach\(\)"),
-        (lambda s, x: some_pull(3, 0.1, 0.3).pull.gradient(x), r"gradient: got params that require grad.*no_grad"),
-    ],
-)
-def test_functions_without_gradient_refuse_tensors_that_require_grad(function_of: Any, message: str) -> None:
-    sketch, theta = sketch_of(*SIZES), normal(1, sum(SIZES)).requires_grad_()
-    with pytest.raises(ValueError, match=message):
-        function_of(sketch, theta)
-    with torch.no_grad():
-        function_of(sketch, theta)
+    given = [normal(1, sketch.dim, seed=seed, dtype=torch.float64).requires_grad_() for seed in range(3)]
+    assert torch.autograd.gradcheck(lambda *own: sketch.split(*own)[1], given)
+    assert torch.autograd.gradcheck(some_pull(3, 0.1, 0.3).pull.gradient, given[0])
 
 
 SKETCH = sketch_of(16, 5)
@@ -171,76 +157,42 @@ def pull(tau: Any = TAU, sigma: Any = SIGMA, consensus: Any = CONSENSUS, strengt
 REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: SKETCH.forward(torch.zeros(2, 5)), r"params: got shape \(2, 5\), expected \[clients, 21\] or \[21\]; "),
     (lambda: SKETCH.forward(X.long()), r"params: got torch.int64, expected torch.float32.*\.float\(\)"),
-    (lambda: SKETCH.forward([0.0] * 21), "params: got list, expected an array or a tensor of real numbers"),
+    (lambda: SKETCH.forward([0.0] * 21), r"params: got list, expected a NumPy array.*np\.asarray"),
+    (lambda: SKETCH.forward(X.to("meta")), "params: got a tensor on meta, expected one on cpu; make"),
     (
-        lambda: SKETCH.forward(np.ma.zeros(21)),
-        r"params: got a masked array, whose mask .*\.filled\(VALUE\)",
+        lambda: SKETCH.split(X, X.double(), X),
+        r"split: got params torch.float32 \[2, 21\], model torch.float64 .*, expect",
     ),
-    (lambda: SKETCH.forward(np.zeros(21, complex)), "params: got complex128, expected an array or a tensor of real"),
-    (lambda: SKETCH.forward(X.to("meta")), "params: got a tensor on meta, expected one on cpu, as the sketch"),
-    (lambda: SKETCH.split(X, X.double(), X), r"model: got torch.float64 of shape \(2, 21\), expected torch.float32 of"),
-    (lambda: Sketch(nn.Linear(2, 2), 0.1, 0, 0), r"layout: got Linear.*flat_layout\(module\)"),
+    (lambda: SKETCH.split(X, X[:1], X), r"split: got .*, model torch.float32 \[1, 21\], .* same type and shape"),
     (lambda: Sketch.of_vector(16, 1.5, 0), "ratio: got 1.5, expected at most 1 and above 0"),
     (lambda: Sketch(layout_of(5), 0.1, 0, 0, None, -1), "allocation: got -1, expected 0 to 8"),
     (lambda: Sketch.of_vector(0, 0.1, 0), "size: got 0, expected a whole number of at least 1"),
     (lambda: Sketch.of_vector(16, 0.1, -1), "seed: got -1, expected a whole number from 0 to"),
-    (lambda: Sketch.of_vector(16, 0.1, 0, device="gpu0"), "device: got 'gpu0', expected 'cpu', 'cuda'"),
-    (lambda: Sketch.of_vector(16, 0.1, 0, device=""), "device: got '', expected 'cpu', 'cuda'"),
-    (lambda: Sketch.of_vector(16, 0.1, 0, device=1.5), "device: got 1.5, expected 'cpu', 'cuda'"),
-    (lambda: SKETCH.spread_integers(np.ones(3)), r"sums: got float64 of shape \(3,\), expected .*float64.* \(12,\)"),
-    (lambda: SKETCH.spread_integers([1.0] * 12), r"sums: got list of shape \(12,\), expected an array of float64"),
-    (lambda: SKETCH.step(np.zeros(2, np.uint8), np.ones(2)), r"factors: got float64 .*, expected an array of float32"),
-    (lambda: SKETCH.step(np.zeros(3, np.uint8), np.ones(2)), r"signs: got uint8 of shape \(3,\), .* another sketch"),
-    (lambda: pull(tau=TAU[:1]), r"thresholds: got .* of shape \(1, 2\), expected floats of shape \[2, T\]"),
-    (lambda: pull(tau=TAU.flip(1)), r"thresholds: got \[1.0, -1.0\], expected numbers that rise.*thresholds_of"),
-    (lambda: pull(tau=TAU * torch.nan), r"thresholds: got \[nan, nan\], expected num"),
-    (lambda: pull(sigma=SIGMA[:1]), r"deviations: got .* of shape \(1,\), expected floats of shape \[2\]"),
-    (lambda: pull(sigma=-SIGMA), r"deviations: got \[-1.0, -1.0\], expected finite.* at least 0"),
-    (lambda: pull(sigma=SIGMA * torch.nan), r"deviations: got \[nan, nan\]"),
-    (lambda: pull(consensus=CONSENSUS[:5]), r"consensus: got .* of shape \(5,\), expected torch.uint8 of shape \[12\]"),
+    (lambda: pull(tau=TAU[:1]), r"thresholds, .*: got \[1, 2\], .* expected \[2, T\], \[2\] and torch.uint8 \[12\]"),
+    (lambda: pull(consensus=CONSENSUS[:5]), r"consensus: got .* torch.uint8 \[5\], expected"),
     (lambda: pull(consensus=CONSENSUS + 3), "consensus: got symbols up to 3, expected 0 to 2"),
-    (lambda: pull(strength=-1), "strength: got -1, expected a finite number of at least 0"),
-    (lambda: pull(rho=float("nan")), "smoothing: got nan, expected a finite number of at least 0"),
-    (lambda: pull(rho=0), "smoothing: got 0, expected a number above 0; without"),
+    (lambda: pull(rho=0), "strength, smoothing: got 0.1 and 0, expected finite numbers"),
     (lambda: Vote(3, 0), "thresholds: got 0, expected a whole number from 1 to 255; symbols"),
-    (lambda: Vote(3, 1).add(np.zeros(3), 1), r"vote: got symbols of float64, expected uint8; pass symbols\.astype"),
-    (lambda: Vote(3, 1).add(np.uint8([0, 2, 0]), 1), r"vote: got \(3,\) symbols up to 2, expected \(3,\) of 0 to 1"),
-    (lambda: Vote(3, 1).add(np.uint8([0, 1]), 1), r"got \(2,\) symbols up to 1, expected \(3,\)"),
-    (lambda: Vote(1, 1).add(np.uint8([[0], [1]]), [3]), "weights: got 1, expected 2, the number of samples of every"),
-    (lambda: Vote(1, 1).add(np.uint8([[0], [1]]), [1, 0.5]), r"weights\[1\]: got 0.5, expected a whole number of at"),
-    (lambda: Vote(1, 1).add(np.uint8([[0], [1]]), [1 << 63] * 2), "weights: got 18446744073709551616 in all"),
+    (lambda: Vote(3, 1).add(np.zeros(3), 1), r"vote: got symbols up to 0 of float64 \(3,\), expected .* uint8"),
+    (lambda: Vote(3, 1).add(np.uint8([0, 2, 0]), 1), r"vote: got symbols up to 2 .*, expected 0 to 1"),
+    (lambda: Vote(3, 1).add(np.uint8([0, 1]), 1), r"got symbols up to 1 of uint8 \(2,\), expected .*\(3,\)"),
+    (lambda: Vote(1, 1).add(np.uint8([[0], [1]]), [3]), "weights: got 1 for 2 clients, expected one per client; pass"),
+    (lambda: Vote(1, 1).add(np.uint8([[0], [1]]), [1, 0.5]), r"weights\[1\]: got 0.5, expected .* number of samples"),
     (lambda: WeightedMean(2).add([1], ONE), r"values: got shape \(1, 1\), expected \[clients, 2\]; pass one client"),
     (lambda: WeightedMean(1).result(), "mean: got no client's values, expected at least one; call"),
-    (lambda: weighted_median([1, 1], np.float32([1, np.nan])), r"values\[1\]: got nan, .*leave that client out"),
-    (lambda: weighted_median([1], np.float32([-1])), r"values\[0\]: got -1.0, expected a"),
+    (lambda: weighted_medians([1], -ONE), r"values\[0, 0\]: got -1.0, expected a"),
     (lambda: pool_statistics([1], ONE, ONE[0]), r"means, variances: got shapes \(1, 1\) and \(1,\), expected"),
     (lambda: pool_statistics([1], ONE * np.nan, ONE), r"means\[0, 0\]: got nan, expected a finite numb"),
-    (lambda: pool_statistics([1], ONE, -ONE), r"variances\[0, 0\]: got -1.0, expected a finite"),
     (lambda: pool_statistics([1], ONE, ONE, "mode"), "pooling: got 'mode', expected one of mean, median"),
-    (lambda: pool_statistics([1], ONE.astype(str), ONE), "means: got <U32, expected an array or a tensor of real"),
     (lambda: limit_weights([10, 80], float("nan")), "share: got nan, expected at most 1"),
     (lambda: outliers(ONE[0], 10), r"values: got shape \(1,\), expected \[clients, entries\]; pass one number each"),
-    (lambda: statistics(X, [5, 5]), r"sketched: got shape \(2, 21\), expected \[clients, 10\] or \[10\]; pass"),
-    (lambda: statistics(X, [21, 0]), r"sizes: got \[21, 0\], expected at least 1 each; pass sketch\.sizes"),
-    (lambda: statistics(X, [22, -1]), r"sizes: got \[22, -1\], expected at least 1 each"),
-    (lambda: statistics(X * 1j, [16, 5]), "sketched: got torch.complex64, expected .* real numbers"),
-    (lambda: symbols_of(X, TAU[:1], [16, 5]), r"thresholds: got shape \(1, 2\), expected \[2, T\], one row per layer"),
-    (lambda: symbols_of(X, torch.zeros(2, 256), [16, 5]), r"thresholds: got shape \(2, 256\), .* T from 1 to 255; "),
-    (lambda: symbols_of(X, TAU.flip(1), [16, 5]), r"thresholds: got \[1.0, -1.0\], expected numbers that rise; "),
-    (lambda: symbols_of(X, TAU[:, :1] * torch.nan, [16, 5]), r"thresholds: got \[nan\], expected numbers that rise"),
-    (lambda: symbols_of(torch.where(torch.arange(21) == 20, torch.nan, X), TAU, [16, 5]), "got NaN in row 0, layer 1"),
-    (
-        lambda: thresholds_of(SIGMA, -SIGMA, normal_quantiles(3)),
-        "mean, deviation: got 1 and -1 of layer 0, expected fi",
-    ),
-    (lambda: thresholds_of(SIGMA, SIGMA / 0, normal_quantiles(3)), "mean, deviation: got 1 and inf of layer 0, expect"),
-    (lambda: thresholds_of(SIGMA, SIGMA, np.float32([1, 0])), r"quantiles: got \[1.0, 0.0\], expected finite numbers"),
+    (lambda: symbols_of(X, torch.zeros(2, 256), [16, 5]), r"thresholds: got shape \[2, 256\], .* T from 1 to 255"),
+    (lambda: symbols_of(X, TAU.flip(1), [16, 5]), "got NaN, or thresholds that fall"),
+    (lambda: symbols_of(X, TAU[:, :1] * torch.nan, [16, 5]), "got NaN, or"),
+    (lambda: symbols_of(torch.where(torch.arange(21) == 20, torch.nan, X), TAU, [16, 5]), "got NaN, or"),
     (lambda: normal_quantiles(256), "thresholds: got 256, expected a whole number from 1 to 255; a symbol is one byte"),
-    (lambda: thresholds_of(SIGMA, SIGMA[:1], normal_quantiles(3)), r"mean, deviation: got shapes \(2,\) and \(1,\)"),
     (lambda: Layer("a", 0, 0), "layer 'a': size: got 0, expected a whole number of at le"),
-    (lambda: Layout((), ()), "layers: got none, expected at least one"),
     (lambda: Layout((), (Layer("a", 0, 5), Layer("b", 6, 5))), "layers: 'b' begins at 6, expected 5, where"),
-    (lambda: Layout((("a.weight", (2, 3)),), (Layer("a", 0, 5),)), "parameters: got shapes of 6 entries, expected 5"),
 ]
 
 
@@ -259,7 +211,6 @@ def test_refused_values_are_not_counted() -> None:
         with pytest.raises(ValueError):
             mean.add(weights, np.ones((2, 1)))
     assert (vote.clients, vote.total, vote.counts.sum()) == (0, 0, 0)
-    assert repr(mean) == "WeightedMean(size 1, no client yet)"
 
 
 def test_arrays_of_any_strides_are_accepted_and_a_number_is_no_vector() -> None:
@@ -286,32 +237,20 @@ def test_bfloat16_is_taken_where_other_numbers_are_rounded() -> None:
     values = torch.tensor([[1.5], [2.5]])
     half = values.bfloat16()
     assert torch.equal(thresholds_of(half[0], half[1], np.float32([1])), torch.tensor([[4.0]]))
-    assert weighted_median([1, 3], half[:, 0]) == 2.5
+    assert weighted_medians([1, 3], half).tolist() == [2.5]
     for got, expected in zip(pool_statistics([1, 3], half, half), pool_statistics([1, 3], values, values), strict=True):
         assert torch.equal(got, expected)
 
 
 def test_reprs_describe_the_objects() -> None:
     layout = flat_layout(nn.Sequential(nn.Linear(30, 40), nn.Linear(40, 2)))
-    assert repr(layout) == "Layout(2 layers, 1,322 parameters: 0 1,240, 1 82)"
-    assert repr(layout_of(*SIZES)) == (
-        "Layout(6 layers, 130 parameters: layer0 16, layer1 11, layer2 1, layer3 5, 2 more)"
-    )
-    assert repr(Sketch(layout, 0.5, 3, 9)) == "Sketch(2 layers, 1,322 → 1,088 entries, ratio 0.5, seed 3, epoch 9)"
+    assert repr(layout) == "Layout(2 layers, 1,322 parameters)"
+    assert repr(Sketch(layout, 0.5, 3, 9)) == "Sketch(2 layers, 1,322 → 1,088 entries)"
     assert repr(some_pull(7, 0.05, 0.1).pull) == "Pull(130 → 85 entries, thresholds 7, strength 0.05, smoothing 0.1)"
-    assert repr(Vote(1000, 7)) == "Vote(size 1,000, thresholds 7, no client yet)"
-
-
-def test_recordings_do_not_depend_on_the_epoch_of_a_sketch() -> None:
-    """The epoch is only in its repr, and a sketch that is rebuilt from its fields does not have it."""
-    first, second = sketch_of(*SIZES, epoch=0), sketch_of(*SIZES, epoch=1)
-    tensors: list[torch.Tensor] = []
-    assert flat(first, tensors) == flat(second, [])
-    assert repr(rebuilt(first, iter(tensors))) == "Sketch(6 layers, 130 → 85 entries)"
+    assert repr(Vote(1000, 7)) == "Vote(size 1,000, thresholds 7, 0 clients of weight 0)"
 
 
 def test_layers_accept_numbers_of_numpy() -> None:
-    layout = Layout([("a", [np.int64(3)])], [Layer("a", np.int64(0), np.int64(3))])
+    layout = Layout((("a", (3,)),), (Layer("a", np.int64(0), np.int64(3)),))
     assert layout == Layout((("a", (3,)),), (Layer("a", 0, 3),))
-    assert hash(layout) == hash(Layout((("a", (3,)),), (Layer("a", 0, 3),)))
     assert layout.layers[0].pad == 4

@@ -31,7 +31,6 @@ from pfedlms.checks import (
 
 _PART = 2048  # coordinates whose counters stay in the cache while clients are added to them
 _SUM_PART = 4096  # entries of a sum that stay in the cache while clients are added to them
-_MOST_WEIGHT = (1 << 64) - 1
 _EXACT_WEIGHT = 1 << 29  # below it, its product with a float32 is a float64
 _FEW_ENTRIES = 256  # of a field with one number per layer or so
 
@@ -39,19 +38,13 @@ _FEW_ENTRIES = 256  # of a field with one number per layer or so
 class WeightedMean:
     """Σ N_k x_k / Σ N_k for vectors of `size` entries, in float64, one client after another. A NaN that is added stays.
 
-    >>> mean = WeightedMean(2).add([1, 3], np.float32([[0, 1], [4, 1]]))
-    >>> mean
-    WeightedMean(size 2, 2 clients of weight 4)
-    >>> mean.result()
+    >>> WeightedMean(2).add([1, 3], np.float32([[0, 1], [4, 1]])).result()
     tensor([3., 1.], dtype=torch.float64)
     """
 
     def __init__(self, size: int) -> None:
         self._sum = torch.zeros(check_integer("size", size, 0), dtype=torch.float64)
-        self._weight = self._clients = 0
-
-    def __repr__(self) -> str:
-        return f"WeightedMean(size {len(self._sum):,}, {_describe_total(self._clients, self._weight)})"
+        self._weight = self.clients = 0
 
     def add(self, samples: Weights, values: Tensor | Array) -> WeightedMean:
         """Add some clients' vectors `[clients, size]`, float32 or float64, with their numbers of samples N_k."""
@@ -72,13 +65,8 @@ class WeightedMean:
             tasks, cost = -(-len(self._sum) // _SUM_PART), len(own) * _SUM_PART
             run_kernel(_add_weighted, tasks, cost, self._sum.numpy(), added, stride, weights)
         self._weight += sum(own)
-        self._clients += len(own)
+        self.clients += len(own)
         return self
-
-    @property
-    def clients(self) -> int:
-        """How many were added."""
-        return self._clients
 
     def result(self) -> Tensor:
         """`[size]`, in float64, on the host."""
@@ -86,10 +74,6 @@ class WeightedMean:
             raise ValueError("mean: got no client's values, expected at least one; call add first")
         # By a tensor: a GPU multiplies by the reciprocal of a number, which is not the same.
         return to_host(self._sum / self._sum.new_full((), float(self._weight)))[0]
-
-
-def _describe_total(clients: int, weight: int) -> str:
-    return f"{clients} client{'s' * (clients != 1)} of weight {weight:,}" if clients else "no client yet"
 
 
 @compiled()
@@ -174,18 +158,8 @@ def _means(weights: Sequence[int], values: NDArray[np.float64]) -> NDArray[np.fl
 
 
 def _medians(weights: Sequence[int], values: NDArray[Any]) -> NDArray[Any]:
-    return _column_medians(np.broadcast_to(_weight_column(weights), values.shape), values)
-
-
-def _weight_column(weights: Sequence[int]) -> NDArray[np.uint64]:
-    """`[clients, 1]`, whose sum fits, too."""
-    _check_total(sum(weights))
-    return np.array(weights, dtype=np.uint64)[:, None]
-
-
-def _check_total(weight: int) -> None:
-    if weight > _MOST_WEIGHT:
-        raise ValueError(f"weights: got {weight} in all, expected at most {_MOST_WEIGHT}; divide all of them")
+    column = np.array(weights, dtype=np.uint64)[:, None]
+    return _column_medians(np.broadcast_to(column, values.shape), values)
 
 
 def _column_medians(weights: NDArray[np.uint64], values: NDArray[Any]) -> NDArray[Any]:
@@ -199,28 +173,19 @@ def _column_medians(weights: NDArray[np.uint64], values: NDArray[Any]) -> NDArra
     return medians
 
 
-def weighted_median(samples: Weights, values: Array | Tensor) -> np.float32:
-    """The smallest x_j > 0 with 2 Σ_{0 < x_k ≤ x_j} N_k ≥ Σ_{0 < x_k} N_k, of `values: [clients]`, none below zero; 0
-    where all are zero.
-
-    >>> float(weighted_median([1, 1, 5], np.float32([0.5, 2, 0])))
-    0.5
-    """
-    given = as_array("values", values)
-    if given.ndim != 1:
-        raise ValueError(f"values: got shape {given.shape}, expected [clients]; pass one number per client")
-    _check_finite("values", given, minimum=0)
-    return np.float32(weighted_medians(samples, given[:, None])[0])
-
-
 def weighted_medians(samples: Weights, values: Array | Tensor) -> NDArray[np.float32]:
-    """`weighted_median` of every column of `values: [clients, columns]`, `[columns]`."""
+    """Of every column of `values: [clients, columns]`, none below zero, the smallest x_j > 0 with 2 Σ_{0 < x_k ≤ x_j}
+    N_k ≥ Σ_{0 < x_k} N_k; 0 where all are zero.
+
+    >>> weighted_medians([1, 1, 5], np.float32([[0.5], [2], [0]])).tolist()
+    [0.5]
+    """
     given = _as_rows(values)
     weights = check_weights(samples, len(given))
     _check_finite("values", given, minimum=0)
     if not len(given):
         return np.zeros(given.shape[1], dtype=np.float32)
-    counted = np.where(given > 0, _weight_column(weights), np.uint64(0))
+    counted = np.where(given > 0, np.array(weights, dtype=np.uint64)[:, None], np.uint64(0))
     return np.where(counted.any(axis=0), _column_medians(counted, given), 0).astype(np.float32)
 
 
@@ -278,16 +243,15 @@ class _Counters:
     def _add(self, symbols: NDArray[np.uint8], weights: list[list[int]]) -> None:
         """`[clients, size]` and `[clients, layers]`."""
         totals = [total + sum(own[layer] for own in weights) for layer, total in enumerate(self.totals)]
-        largest = max(totals, default=0)
-        _check_total(largest)
-        self.totals, needed, size = totals, np.min_scalar_type(largest), self.counts.shape[1]
+        needed, size = np.min_scalar_type(max(totals, default=0)), self.counts.shape[1]
         if needed.itemsize > self.counts.dtype.itemsize:
             self.counts = self.counts.astype(needed)
         own = np.array(weights, dtype=self.counts.dtype).reshape(len(symbols), len(totals))
+        self.totals = totals
         run_kernel(_count, -(-size // _PART), len(symbols) * _PART, self.counts, symbols, own, self.ends)
 
-    def _result(self) -> NDArray[np.uint8]:
-        """How many thresholds the weighted majority reaches, `[size]`; a tie reaches one."""
+    def result(self) -> NDArray[np.uint8]:
+        """How many thresholds the weighted majority reaches, `[size]`; a tie reaches one, and so does no vote."""
         thresholds, size = self.counts.shape
         result, totals = np.zeros(size, dtype=np.uint8), np.array(self.totals, dtype=np.uint64)
         run_kernel(_majority, -(-size // _PART), thresholds * _PART, self.counts, totals, self.ends, result)
@@ -364,33 +328,23 @@ class Vote(_Counters):
 
     def __repr__(self) -> str:
         thresholds, size = self.counts.shape
-        return f"Vote(size {size:,}, thresholds {thresholds}, {_describe_total(self.clients, self.total)})"
+        return f"Vote(size {size:,}, thresholds {thresholds}, {self.clients} clients of weight {self.total:,})"
 
     def add(self, symbols: Array | Tensor, weights: Weights) -> None:
         """Count one client's symbols, uint8 `[size]`, with weight N_k, or several clients' `[clients, size]` with
         theirs."""
         given = as_array("symbols", symbols)
-        thresholds, size = self.counts.shape
-        if given.dtype != np.uint8:
+        rows, (thresholds, size) = np.ascontiguousarray(np.atleast_2d(given)), self.counts.shape
+        largest = int(rows.max()) if rows.size else 0
+        if rows.dtype != np.uint8 or rows.shape[1:] != (size,) or largest > thresholds:
             raise ValueError(
-                f"vote: got symbols of {given.dtype}, expected uint8; pass symbols.astype(np.uint8), of a tensor "
-                "symbols.to(torch.uint8)"
-            )
-        rows = np.ascontiguousarray(np.atleast_2d(given))
-        if rows.ndim != 2 or rows.shape[1] != size or (rows.size and rows.max() > thresholds):
-            top = f" up to {rows.max()}" if rows.size else ""
-            raise ValueError(
-                f"vote: got {given.shape} symbols{top}, expected ({size},) of 0 to {thresholds} per client; the "
-                "symbols are of another sketch, or the vote has other thresholds"
+                f"vote: got symbols up to {largest} of {given.dtype} {given.shape}, expected 0 to {thresholds} "
+                f"of uint8 and shape ({size},) per client; the symbols are of another sketch, or the vote has other "
+                "thresholds"
             )
         own = check_weights(weights, len(rows))
         self._add(rows, [[weight] for weight in own])
         self.clients += len(own)
-
-    def result(self) -> NDArray[np.uint8]:
-        """Consensus symbols `[size]`, an array that `pack` and `Pull` take. Without any votes every threshold is a tie,
-        which counts as +1."""
-        return self._result()
 
 
 class SignVote(_Counters):
@@ -401,8 +355,6 @@ class SignVote(_Counters):
 
     >>> vote = SignVote([3, 2])
     >>> vote.add(np.uint8([[0b01_100], [0b10_001]]), np.array([[2, 1], [1, 0]]))
-    >>> vote
-    SignVote(size 5, layers 2)
     >>> print(*(f"{byte:05b}" for byte in vote.result()))
     01100
     """
@@ -410,24 +362,16 @@ class SignVote(_Counters):
     def __init__(self, sizes: Sequence[int]) -> None:
         super().__init__(1, [check_integer("sizes", size, 0) for size in sizes])
 
-    def __repr__(self) -> str:
-        return f"SignVote(size {self.counts.shape[1]:,}, layers {len(self.ends)})"
-
     def add(self, packed: Array | Tensor, weights: Sequence[Sequence[int]] | Array | Tensor) -> None:
         """Count some clients' signs, uint8 `[clients, ⌈size / 8⌉]`, with their weights, whole numbers `[clients,
         layers]` of at least 0."""
         rows = np.ascontiguousarray(as_array("packed", packed))
         own = as_array("weights", weights) if isinstance(weights, Tensor) else np.asarray(weights)
-        size, layers = self.counts.shape[1], len(self.ends)
-        if rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != -(-size // 8):
+        size = self.counts.shape[1]
+        if rows.dtype != np.uint8 or rows.shape[1:] != (-(-size // 8),):
             raise ValueError(
-                f"vote: got {packed.dtype} of shape {tuple(packed.shape)}, expected uint8 of shape [clients, "
+                f"vote: got {rows.dtype} of shape {list(rows.shape)}, expected uint8 of shape [clients, "
                 f"{-(-size // 8)}]; the signs are of another sketch"
-            )
-        if own.shape != (len(rows), layers) or own.dtype.kind not in "iu" or (own < 0).any():
-            raise ValueError(
-                f"weights: got {own.dtype} of shape {own.shape}, expected whole numbers of at least 0 of shape "
-                f"({len(rows)}, {layers}); pass a weight for every client and layer"
             )
         self._add(np.unpackbits(rows, axis=1, count=size, bitorder="little"), own.tolist())
 
@@ -438,4 +382,4 @@ class SignVote(_Counters):
 
     def result(self) -> NDArray[np.uint8]:
         """The signs of the weighted majority, packed as those that were added; +1 where no client has a weight."""
-        return np.packbits(self._result(), bitorder="little")
+        return np.packbits(super().result(), bitorder="little")

@@ -142,7 +142,7 @@ def test_a_step_has_the_bits_of_the_host(ratio: float, unmoved: int) -> None:
     factors = np.float32([0.1, 0.7, 1e-3])
     factors[unmoved] = 0
     votes = torch.from_numpy(np.unpackbits(packed, count=here.size, bitorder="little")).float() * 2 - 1
-    expected = here.spread(votes).numpy() * np.repeat(factors, (37, 1, 5000))
+    expected = here.spread(votes[None])[0].numpy() * np.repeat(factors, (37, 1, 5000))
     expected[np.repeat(factors, (37, 1, 5000)) == 0] = -0.0
     got = kernels.step(there, torch.from_numpy(packed).to(DEVICE), factors.tolist()).cpu().numpy()
     assert got.tobytes() == expected.tobytes()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 import make_vectors
 import plain_client as plain
+import pytest
 import torch
 from plain_client.sketchmean import MeanRun
 from torch import Tensor, nn
@@ -91,3 +92,21 @@ def last_trained(federation: Federation) -> dict[int, dict[str, Tensor]]:
     state = federation.state()
     values = {"params": state["params"], **state["state"]}
     return {k: {name: value[row].cpu() for name, value in values.items()} for row, k in enumerate(state["trained"])}
+
+
+class Schedule:
+    """All clients take part but those of `absent`, in the phases named there."""
+
+    count = CLIENTS
+
+    def __init__(self, absent: dict[int, Collection[int]]) -> None:
+        self.absent = absent
+
+    def of(self, phase: int) -> tuple[int, ...]:
+        return tuple(k for k in range(CLIENTS) if phase not in self.absent.get(k, ()))
+
+
+devices = pytest.mark.parametrize(
+    "device",
+    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))],
+)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pfedlms.errors import DecodeError
-from pfedlms.wire import Floats, Mask, Message, Signs, Symbols, kernels
+from pfedlms.wire import Mask, Message, Signs, Symbols, kernels
 from pfedlms.wire.codec import block_shape, pack, packed_size, unpack
 
 ALL_LEVELS = range(2, 257)
@@ -86,7 +86,7 @@ def test_arbitrary_bytes_are_refused_or_canonical(levels: int, count: int, data:
 def test_wrong_length_is_refused(levels: int, change: int) -> None:
     data = pack(random_symbols(1000, levels), levels)
     wrong = data[:change] if change < 0 else data + b"\0"
-    with pytest.raises(DecodeError, match=rf"got {len(wrong)} bytes, expected {len(data)} \(1000 symbols"):
+    with pytest.raises(DecodeError, match=f"got {len(wrong)} bytes, expected {len(data)}"):
         unpack(wrong, 1000, levels)
 
 
@@ -112,16 +112,10 @@ def test_bits_after_the_end_are_refused(levels: int, count: int, used: int) -> N
             unpack(data, count, levels)
 
 
-@pytest.mark.parametrize(
-    ("name", "wrong"), [*(("levels", each) for each in (1, 257, 3.0, "3", None, True)), ("count", -1), ("count", 2.0)]
-)
-def test_levels_and_counts_out_of_range_are_refused(name: str, wrong: Any) -> None:
-    count, levels = (1, wrong) if name == "levels" else (wrong, 3)
-    calls = [lambda: unpack(b"\0", count, levels), lambda: packed_size(count, levels)]
-    if name == "levels":
-        calls += [lambda: pack(u8(0), levels), lambda: block_shape(levels)]
-    for call in calls:
-        with pytest.raises(ValueError, match=rf"{name}: got .*, expected a whole number"):
+@pytest.mark.parametrize("levels", [1, 257, 3.0, "3"])
+def test_levels_out_of_range_are_refused(levels: Any) -> None:
+    for call in (lambda: unpack(b"\0", 1, levels), lambda: pack(u8(0), levels)):
+        with pytest.raises(ValueError, match=r"levels: got .*, expected a whole number from 2 to 256"):
             call()
 
 
@@ -137,7 +131,7 @@ def test_a_symbol_out_of_range_is_refused(levels: int, at: int) -> None:
 
 @pytest.mark.parametrize(
     "symbols",
-    [np.zeros(4, np.int8), np.zeros(4, bool), [0, 1], torch.zeros(4), np.zeros((2, 2), np.uint8), np.uint8(1)],
+    [np.zeros(4, np.int8), [0, 1], torch.zeros(4), np.zeros((2, 2), np.uint8)],
     ids=str,
 )
 def test_symbols_of_another_type_or_shape_are_refused(symbols: object) -> None:
@@ -158,6 +152,7 @@ def test_tensors_and_views_pack_like_their_copy(levels: int) -> None:
     frozen = symbols[::3].copy()
     frozen.flags.writeable = False
     assert pack(frozen, levels) == expected
+    assert pack(symbols[::3], np.int64(levels)) == expected
     assert pack(symbols[1:], levels) == plain.pack(symbols[1:].tolist(), levels)  # not aligned to a word
 
 
@@ -170,9 +165,9 @@ def test_a_tensor_on_a_gpu_is_packed() -> None:
 # Segments within longer arrays.
 
 
-def slice_of_larger(count: int, dtype: type[np.generic] = np.uint8) -> tuple[np.ndarray, np.ndarray]:
-    """An array, and `count` items in its middle, not aligned to a word."""
-    whole = np.full(count + 40, 77, dtype)
+def slice_of_larger(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """An array of bytes, and `count` of them in its middle, not aligned to a word."""
+    whole = np.full(count + 40, 77, np.uint8)
     return whole, whole[19 : 19 + count]
 
 
@@ -197,10 +192,7 @@ def test_segments_change_nothing_outside_them(levels: int) -> None:
         field.write({"x": symbols}, packed.data)
         assert packed.tobytes() == expected
         assert unchanged_outside(stream)
-        row, unpacked = slice_of_larger(len(symbols))
-        field.read(packed.data, {}, unpacked)
-        np.testing.assert_array_equal(unpacked, symbols)
-        assert unchanged_outside(row)
+        np.testing.assert_array_equal(field.read(packed.data, {}), symbols)
 
 
 @pytest.mark.parametrize(("kind", "zero"), [(Mask, 0), (Signs, -1)])
@@ -212,12 +204,7 @@ def test_masks_and_signs_are_symbols_of_two_levels(kind: type[Mask], zero: int) 
         field.write({"x": values}, packed.data)
         assert packed.tobytes() == plain.pack(symbols.tolist(), 2)
         assert unchanged_outside(stream)
-        row, unpacked = slice_of_larger(count, np.float32)
-        if kind is Mask:
-            unpacked = np.empty(count, np.bool_)
-        field.read(packed.data, {}, unpacked)
-        np.testing.assert_array_equal(unpacked, values)
-        assert unchanged_outside(row)
+        np.testing.assert_array_equal(field.read(packed.data, {}), values)
 
 
 def test_each_kernel_is_compiled_once() -> None:
@@ -228,13 +215,11 @@ def test_each_kernel_is_compiled_once() -> None:
             data = pack(given_as, levels)
             for received in (data, bytearray(data)):
                 unpack(received, 100, levels)
-    fields = (Symbols("x", (60, 40), 3), Signs("x", 100), Floats("x", 100), Floats("x", 100, minimum=0))
-    for message in (Message(0, (field,)) for field in fields):
-        for values in (symbols, symbols.astype(np.float32), np.frombuffer(symbols.tobytes(), np.uint8)):
-            payload = bytearray(1 + message.max_bytes)
-            for at in (0, 1):  # floats of which only one is aligned
-                part = memoryview(payload)[at : at + message.max_bytes]
-                message.write({"x": values}, part)
-                message.read(part.toreadonly(), {"x": message.empty_values(2)["x"][1]})
-    for kernel in (kernels.pack_rows, kernels.unpack_rows, kernels.check_finite):
+    message = Message(0, (Symbols("x", (60, 40), 3),))
+    for values in (symbols, symbols.astype(np.float32), np.frombuffer(symbols.tobytes(), np.uint8)):
+        payload = bytearray(message.max_bytes)
+        message.write({"x": values}, memoryview(payload))
+        for received in (memoryview(payload), memoryview(payload).toreadonly()):
+            message.read(received)
+    for kernel in (kernels.pack_rows, kernels.unpack_rows):
         assert len(kernel.signatures) == 1

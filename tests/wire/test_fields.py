@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,7 @@ from hypothesis import strategies as st
 from pfedlms.errors import DecodeError, OversizedError, TruncatedError
 from pfedlms.wire import Bits, Floats, Mask, MaskedBytes, MaskedRows, Message, Positions, Scalar, Signs, Symbols
 from pfedlms.wire.fields import Field
-from pfedlms.wire.golomb import Count, Places
-from pfedlms.wire.kernels import check_finite
+from pfedlms.wire.golomb import Count
 
 quick = settings(deadline=None, max_examples=60)  # the first example may compile
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -29,31 +27,22 @@ def encoded(values: dict[str, Any], *fields: Field) -> bytes:
     return bytes(payload)
 
 
-def decoded(payload: bytes, *fields: Field, into: dict[str, Any] | None = None) -> Any:
+def decoded(payload: bytes, *fields: Field) -> Any:
     """The values of all fields, or the value of the only one."""
-    values = Message(0, fields).read(memoryview(payload).toreadonly(), into)
+    values = Message(0, fields).read(memoryview(payload).toreadonly())
     assert list(values) == [field.name for field in fields]
     return values if len(fields) > 1 else values[fields[0].name]
 
 
 def round_trip(fields: tuple[Field, ...], values: dict[str, Any]) -> dict[str, Any]:
-    """The decoded values. Their size is as declared, they encode to the same bytes, and reading into a row of a larger
-    array gives the same and changes no other row."""
+    """The decoded values. Their size is as declared, and they encode to the same bytes."""
     message = Message(0, fields)
     payload = encoded(values, *fields)
     assert len(payload) <= message.max_bytes == sum(field.max_bytes for field in fields)
     new = message.read(memoryview(payload))
     assert encoded(new, *fields) == payload
-    buffer = message.empty_values(3)
-    for array in buffer.values():
-        array.view(np.uint8)[:] = 171
-    row = {name: array[1] for name, array in buffer.items()}
-    there = message.read(memoryview(payload), row)
     for field in fields:
-        assert there[field.name] is row[field.name]
         assert (new[field.name].dtype, new[field.name].shape) == (field.dtype, field.shape)
-        assert there[field.name].tobytes() == new[field.name].tobytes()
-        assert (buffer[field.name][::2].view(np.uint8) == 171).all()
     return new
 
 
@@ -116,23 +105,18 @@ def test_examples_are_valid_and_of_the_largest_size(field: Field) -> None:
     np.testing.assert_array_equal(decoded(payload, field), example["x"])
 
 
-@pytest.mark.parametrize("count", [50, 70])  # a kernel checks more than 64
 @pytest.mark.parametrize("offset", range(4))
-def test_floats_may_start_at_any_byte(offset: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a mask of one byte floats are not aligned in any buffer; the kernel gets an aligned copy."""
-
-    def aligned(first: int, last: int, numbers: np.ndarray, *others: Any) -> None:
-        assert numbers.flags.aligned
-        check_finite(first, last, numbers, *others)
-
-    monkeypatch.setattr("pfedlms.wire.fields.check_finite", aligned)
-    fields = (Mask("mask", 3), Floats("x", count))
-    values = {"mask": np.ones(3, bool), "x": np.random.default_rng(1).normal(size=count).astype(np.float32)}
-    payload = bytearray(offset + 1 + 4 * count)
+def test_floats_may_start_at_any_byte(offset: int) -> None:
+    """After a mask of one byte floats are not aligned in any buffer; they are read into an aligned copy."""
+    fields = (Mask("mask", 3), Floats("x", 50))
+    values = {"mask": np.ones(3, bool), "x": np.random.default_rng(1).normal(size=50).astype(np.float32)}
+    payload = bytearray(offset + 1 + 4 * 50)
     part = memoryview(payload)[offset:]
     Message(0, fields).write(values, part)
     assert part == b"\7" + values["x"].tobytes()
     assert decoded(part, *fields)["x"].tobytes() == values["x"].tobytes()
+    rows = np.frombuffer(part, np.uint8)[None, 1:]
+    assert fields[1].read_rows(rows).flags.aligned
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -153,8 +137,7 @@ def test_long_vectors_are_divided_among_threads(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize(
     ("field", "shape"),
-    [(Floats("x", 3), (4,)), (Floats("x", 3), (1,)), (Signs("x", 9), (8,)), (Symbols("x", (2, 3), 3), (4,)),
-     (Mask("x", 3), (1, 3)), (Positions("x", 2, 20), (3,))],
+    [(Floats("x", 3), (1,)), (Symbols("x", (2, 3), 3), (4,)), (Mask("x", 3), (1, 3)), (Positions("x", 2, 20), (3,))],
     ids=repr,
 )  # fmt: skip
 def test_values_of_another_shape_are_refused(field: Field, shape: tuple[int, ...]) -> None:
@@ -165,12 +148,9 @@ def test_values_of_another_shape_are_refused(field: Field, shape: tuple[int, ...
 
 @pytest.mark.parametrize(
     ("field", "value", "got"),
-    [(Symbols("x", (2,), 3), [256, 1], "256, which is no uint8"), (Symbols("x", (2,), 3), [-255, 1], "-255, which is"),
-     (Symbols("x", (2,), 3), [1.9, 1], "1.9, which is no uint8"), (Symbols("x", (1,), 3), [np.nan], "nan, which is no"),
-     (Positions("x", 2, 20), [1.9, 4.2], "1.9, which is no int64"), (Bits("x", 8), [300], "300, which is no uint8"),
-     (Mask("x", 2), [2, 0], "2, which is no bool"), (Signs("x", 3), [1, 0, np.nan], "nan at position 2, expected numb"),
-     (Count("x"), [2**32], "4294967296, expected a whole number from 0 to"), (Count("x"), [-1], "-1, expected a whole"),
-     (Floats("x", 1), ["1"], "<U1, expected numbers, float32"), (Floats("x", 1), [1j], "complex128, expected numbers")],
+    [(Symbols("x", (2,), 3), [256, 1], "256, which is no uint8"), (Symbols("x", (1,), 3), [np.nan], "nan, which is no"),
+     (Positions("x", 2, 20), [1.9, 4.2], "1.9, which is no int64"), (Mask("x", 2), [2, 0], "2, which is no bool"),
+     (Signs("x", 3), [1, 0, np.nan], "nan, expected numb"), (Count("x"), [2**32], "4294967296, expected a whole")],
     ids=str,
 )  # fmt: skip
 def test_values_that_would_change_are_refused(field: Field, value: list[Any], got: str) -> None:
@@ -187,18 +167,9 @@ def test_equal_values_of_another_type_are_accepted() -> None:
     assert encoded({"x": np.array([0.1])}, Floats("x", 1)) == struct.pack("<f", 0.1)
 
 
-@pytest.mark.parametrize(
-    ("declare", "message"),
-    [(lambda: Floats("x", -1), "field 'x': count: got -1, expected a whole number of at least 0"),
-     (lambda: Floats("x", 2.0), "field 'x': count: got 2.0, expected"),
-     (lambda: MaskedRows("x", "mask", 3, -1), "field 'x': width: got -1"),
-     (lambda: MaskedBytes("x", "mask", -1), "field 'x': count: got -1"),
-     (lambda: Places("x", -1), "field 'x': count: got -1"),
-     (lambda: Message(0, (Floats("x", 1), Mask("x", 1))), r"fields: got the names \['x', 'x'\], expected different")],
-)  # fmt: skip
-def test_wrong_declarations_are_refused(declare: Callable[[], Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        declare()
+def test_names_of_fields_must_differ() -> None:
+    with pytest.raises(ValueError, match=r"fields: got the names \['x', 'x'\], expected different"):
+        Message(0, (Floats("x", 1), Mask("x", 1)))
 
 
 @pytest.mark.parametrize("field", [Symbols("x", (5, 3), 8), Positions("x", 2, 20)], ids=repr)
@@ -208,23 +179,6 @@ def test_a_buffer_of_another_size_is_refused(field: Field) -> None:
     for buffer in (size - 1, size + 1):
         with pytest.raises(ValueError, match=f"field 'x': got {buffer} bytes to write to, expected {size}"):
             field.write(values, memoryview(bytearray(buffer)))
-
-
-@pytest.mark.parametrize(
-    "buffer",
-    [
-        np.empty(4, np.float32),
-        np.empty(3, np.float64),
-        np.empty(6, np.float32)[::2],
-        np.frombuffer(bytes(12), np.float32),
-    ],
-    ids=["longer", "wider", "gaps", "read-only"],
-)
-def test_an_array_that_does_not_fit_is_refused(buffer: np.ndarray) -> None:
-    with pytest.raises(ValueError, match=r"array for field 'x': got float.*, expected float32 \[3\], contiguous"):
-        decoded(bytes(12), Floats("x", 3), into={"x": buffer})
-    with pytest.raises(ValueError, match=r"array for field 'x': got .*, expected uint8 \[2\], contiguous"):
-        decoded(bytes(1), Symbols("x", (2,), 3), into={"x": buffer})
 
 
 def test_floats_below_the_minimum_are_refused() -> None:
@@ -243,18 +197,3 @@ def test_a_payload_must_end_with_its_last_field() -> None:
             decoded(full[:length], *fields)
     with pytest.raises(OversizedError, match="got 14 bytes, expected 13"):
         decoded(full + b"\0", *fields)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        (MaskedRows("rows", "mask", 2, 3), Mask("mask", 2)),
-        (Mask("mask", 3), MaskedRows("rows", "mask", 2, 3)),
-        (Symbols("mask", (2,), 2), MaskedRows("rows", "mask", 2, 3)),
-        (Mask("mask", 2), MaskedBytes("digest", "mask", 8)),
-    ],
-    ids=["later", "another size", "no mask", "more than one"],
-)
-def test_a_masked_field_needs_a_mask_that_fits(fields: tuple[Field, ...]) -> None:
-    with pytest.raises(ValueError, match="got the mask 'mask', expected the name of an earlier Mask of count"):
-        Message(1, fields)

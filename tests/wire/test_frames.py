@@ -17,16 +17,12 @@ from pfedlms.errors import (
     ChecksumError,
     DecodeError,
     DigestError,
-    KindError,
-    MagicError,
     OversizedError,
-    RoundError,
     SenderError,
     TruncatedError,
-    VersionError,
     WireError,
 )
-from pfedlms.wire import Floats, Mask, MaskedBytes, Message
+from pfedlms.wire import Floats, Message
 from pfedlms.wire.frames import HEADER_BYTES, Intake, agreement_digest, frame, frame_rows
 
 DIGEST = bytes(range(1, 9))
@@ -79,6 +75,7 @@ def test_a_buffer_can_be_reused() -> None:
 def test_accepted_values_do_not_change_with_the_buffer() -> None:
     buffer = bytearray(VALID)
     received = intake().accept(buffer)
+    assert all(value.flags.writeable for value in received.values.values())
     buffer[:] = bytes(len(buffer))
     assert received.values["mean"].tolist() == [0.5, -2]
 
@@ -90,53 +87,24 @@ def test_the_largest_numbers_of_a_header_are_accepted() -> None:
     assert (received.sender, received.samples) == (largest, 0xFFFFFFFF)
 
 
-@pytest.mark.parametrize("digest", [b"", DIGEST[:4], DIGEST + b"9"])
-def test_a_digest_must_have_eight_bytes(digest: bytes) -> None:
-    out = np.empty((1, HEADER_BYTES + 16), np.uint8)
-    rows = {name: own[None] for name, own in VALUES.items()}
-    for use in (
-        lambda: valid_frame(digest=digest),
-        lambda: Intake(STATISTICS, digest, 3, (0, 1)),
-        lambda: frame_rows(STATISTICS, rows, round=3, senders=[1], samples=[17], digest=digest, out=out),
-    ):
-        with pytest.raises(ValueError, match=f"digest: got {len(digest)} bytes, expected 8; agreement_digest gives it"):
-            use()
-
-
-@pytest.mark.parametrize("changes", [{"round": -1}, {"sender": 2**32}, {"samples": 1.5}])
-def test_wrong_numbers_in_a_header_are_refused(changes: dict[str, Any]) -> None:
-    ((name, value),) = changes.items()
-    with pytest.raises(ValueError, match=f"frame: got .*{name} {value}.*, expected whole numbers of at least 0"):
-        valid_frame(**changes)
-
-
-# Each error with its text; the vectors have more refused frames.
+# Errors with their texts; the vectors have a frame for every check.
 
 u64 = struct.Struct("<Q").pack
 REFUSED = [
     pytest.param(b"", TruncatedError, "got 0 bytes, expected a header of 40", id="nothing"),
     pytest.param(VALID[:40], TruncatedError, "payload: got 0 bytes, expected 16", id="payload-missing"),
     pytest.param(with_bytes(VALID[:-4], 20, u64(12)), TruncatedError, "up to field 'variance'", id="field-cut"),
-    pytest.param(VALID + b"\0", OversizedError, "payload: got 17 bytes", id="one-byte-more"),
     pytest.param(with_bytes(VALID + b"\0", 20, u64(17)), OversizedError, "got 17 bytes", id="one-byte-more-declared"),
     pytest.param(
         with_bytes(VALID[:-1], 20, u64(14)), OversizedError, "payload: got 15 bytes, expected 14", id="less-declared"
     ),
     pytest.param(with_bytes(VALID, 20, u64((1 << 64) - 1)), OversizedError, "expected at most 16", id="length-2^64-1"),
-    pytest.param(with_bytes(VALID, 0, b"PFLN"), MagicError, "got b'PFLN', expected b'PFLM'", id="magic"),
-    pytest.param(with_bytes(VALID, 4, b"\2"), VersionError, "got 2, expected 1", id="version-2"),
-    pytest.param(VALID[:36] + b"\0\0\0\0" + VALID[40:], ChecksumError, "got 00000000", id="checksum"),
     pytest.param(VALID[:-1] + b"\1", ChecksumError, "changed on the way", id="payload-changed"),
-    pytest.param(with_bytes(VALID, 6, b"\1\0"), DecodeError, "reserved: got 1, expected 0", id="reserved"),
     pytest.param(
         valid_frame(digest=bytes(8)), DigestError, "got 0000000000000000, expected 0102030405060708", id="digest"
     ),
-    pytest.param(with_bytes(VALID, 5, b"\1"), KindError, "got 1, expected 0", id="kind-of-the-reply"),
-    pytest.param(valid_frame(round=4), RoundError, "got 4, expected 3", id="round-after"),
     pytest.param(valid_frame(sender=3), SenderError, "got 3, which takes no part", id="unknown-sender"),
-    pytest.param(valid_frame(samples=0), DecodeError, "samples: got 0 from sender 1", id="no-samples"),
     pytest.param(with_bytes(VALID, 40, struct.pack("<f", math.nan)), DecodeError, "'mean': got nan", id="mean-nan"),
-    pytest.param(with_bytes(VALID, 52, struct.pack("<f", -1)), DecodeError, "at least 0", id="variance-negative"),
 ]
 
 
@@ -201,15 +169,6 @@ def test_rows_have_the_frames_of_single_messages() -> None:
     assert received is not None
     assert (received.senders, received.samples) == ([1, 4, 9], [2, 5, 10])
     assert all(np.array_equal(received.values[name], own) for name, own in rows.items())
-    for wrong in (out[:, :-1], out[:2], out.astype(np.int8)):
-        with pytest.raises(ValueError, match=r"out: got .* expected uint8"):
-            frame_rows(message, rows, senders=[1, 4, 9], samples=[2, 5, 10], out=wrong, **header)
-    with pytest.raises(ValueError, match=r"out: got .* expected uint8 \[2, "):
-        frame_rows(message, rows, senders=[1, 4], samples=[2, 5], out=out, **header)
-    uneven = Message(0, (Mask("mask", 1), MaskedBytes("rest", "mask", 2)))
-    values = {"mask": np.array([[True], [False]]), "rest": np.zeros((2, 2), np.uint8)}
-    with pytest.raises(ValueError, match="values: got rows of different sizes"):
-        frame_rows(uneven, values, senders=[1, 4], samples=[2, 5], out=out, **header)
 
 
 # Memory.

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("triton", reason="Triton is not installed; make test-kernels installs it")
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-if not (INTERPRETED or torch.cuda.is_available()):
-    pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
+from kernel_device import DEVICE
+from pfedlms.aggregate import WeightedMean
+from pfedlms.wire import Floats, Message
+from pfedlms.wire.frames import HEADER_BYTES, Intake, frame_on_gpu, frame_rows
 
-from pfedlms.aggregate import WeightedMean  # noqa: E402 - after the skip
-from pfedlms.wire import Floats, Message  # noqa: E402
-from pfedlms.wire.frames import HEADER_BYTES, Intake, frame_on_gpu, frame_rows  # noqa: E402
-
-DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 SENDERS, SAMPLES = [1, 4, 9], [2, 5, 10]
 HEADER = {"round": 2, "senders": SENDERS, "samples": SAMPLES, "digest": bytes(range(1, 9))}
 

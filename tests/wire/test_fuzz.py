@@ -30,11 +30,9 @@ class Target:
 
     message: Message
     frames: tuple[bytes, ...]
-    buffer: dict[str, np.ndarray]  # for three senders, filled with ones
 
-    def accept(self, data: bytes, into: bool) -> Received:
-        row = {name: array[1] for name, array in self.buffer.items()} if into else None
-        return Intake(self.message, DIGEST, ROUND, SENDERS).accept(data, row)
+    def accept(self, data: bytes) -> Received:
+        return Intake(self.message, DIGEST, ROUND, SENDERS).accept(data)
 
 
 def target(draw: np.random.Generator, kind: int, *fields: Field) -> Target:
@@ -43,8 +41,7 @@ def target(draw: np.random.Generator, kind: int, *fields: Field) -> Target:
     for sender in SENDERS:
         header = {"round": ROUND, "sender": sender, "samples": 10 + sender, "digest": DIGEST}
         frames.append(frame(message, random_values(message, draw), **header))
-    buffer = {name: np.ones_like(array) for name, array in message.empty_values(3).items()}
-    return Target(message, tuple(frames), buffer)
+    return Target(message, tuple(frames))
 
 
 @pytest.fixture(scope="module")
@@ -151,15 +148,12 @@ def outcomes(seed: int, targets: list[Target], count: int, repair: bool) -> tupl
     for draw, receiver, broken, mutation in mutants(seed, targets, count):
         data = repaired(draw, broken) if repair else broken
         try:
-            received = receiver.accept(data, draw.random() < 0.5)
+            received = receiver.accept(data)
         except WireError as error:
             refused[type(error).__name__] += 1
         else:
             check_well_formed(receiver.message, received, data)
             accepted[mutation] += 1
-    assert all(
-        (array[::2] == 1).all() for each in targets for array in each.buffer.values()
-    )  # rows that were not read into
     return refused, accepted
 
 

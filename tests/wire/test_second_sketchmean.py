@@ -8,18 +8,25 @@ from typing import Any
 import make_vectors
 import plain_client as plain
 import pytest
-import torch
 from plain_client.sketchmean import CHANGES, DIFFERENCES, MeanClient, MeanServer
-from second import CLIENTS, VECTORS, bits32, f32s, f64, federate, last_trained, recorded_run, run_of
+from second import (
+    CLIENTS,
+    VECTORS,
+    Schedule,
+    bits32,
+    devices,
+    f32s,
+    f64,
+    federate,
+    last_trained,
+    recorded_run,
+    run_of,
+)
 
 from factories import recorded_messages
 from pfedlms.wire.frames import SERVER
 
 ROUNDS = 50
-devices = pytest.mark.parametrize(
-    "device",
-    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))],
-)
 CASES = [
     pytest.param({"ratio": 0.25, "answer": 0.05, "check_every": 4}, id="digests"),
     pytest.param(
@@ -29,22 +36,15 @@ CASES = [
 ]
 
 
-class Schedule:
-    """All clients take part except client 2, which is absent for two phases and later for twenty, and client 3, which
-    takes part once."""
-
-    count = CLIENTS
-
-    def of(self, phase: int) -> tuple[int, ...]:
-        absent = {2} if 2 <= phase < 4 or 7 <= phase < 27 else set()
-        return tuple(k for k in range(CLIENTS) if k not in absent and (k != 3 or phase == 45))
+# Client 2 is absent for two phases and later for twenty, and client 3 takes part once.
+ABSENT = {2: (2, 3, *range(7, 27)), 3: {*range(ROUNDS + 1)} - {45}}
 
 
 @devices
 @pytest.mark.parametrize("chosen", CASES)
 def test_every_frame_of_fifty_rounds_is_recomputed(chosen: dict[str, Any], device: str) -> None:
     """Votes, answers, S, z, w, and the frames with which absent clients catch up."""
-    federation = federate("sketchmean", chosen, Schedule(), device)
+    federation = federate("sketchmean", chosen, Schedule(ABSENT), device)
     federation.start()
     run, samples = run_of(federation), federation.data.samples
     assert run.digest == federation._terms.digest

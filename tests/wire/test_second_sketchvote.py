@@ -13,7 +13,21 @@ import make_vectors
 import plain_client as plain
 import pytest
 import torch
-from second import CLIENTS, PAGE, VECTORS, bits32, f32, f32s, f64, federate, last_trained, recorded_run, run_of
+from second import (
+    CLIENTS,
+    PAGE,
+    VECTORS,
+    Schedule,
+    bits32,
+    devices,
+    f32,
+    f32s,
+    f64,
+    federate,
+    last_trained,
+    recorded_run,
+    run_of,
+)
 from torch import Tensor
 
 from factories import recorded_messages
@@ -165,17 +179,8 @@ CASES = [
 ]
 
 
-class Schedule:
-    """All clients take part except client 2, which is absent for three phases and later for nine."""
-
-    count = CLIENTS
-
-    def of(self, phase: int) -> tuple[int, ...]:
-        absent = 2 <= phase < 5 or 7 <= phase < 16
-        return tuple(k for k in range(CLIENTS) if k != 2 or not absent)
-
-
 ROUNDS = 18
+ABSENT = {2: (*range(2, 5), *range(7, 16))}  # for three phases, and later for nine
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
@@ -191,7 +196,7 @@ def all_in_sync(federation: Federation) -> bool:
 @pytest.mark.parametrize("chosen", CASES)
 def test_every_frame_of_a_federation_is_recomputed(chosen: dict[str, Any], cohort_size: int) -> None:
     """Also w, the residuals, and the frames with which an absent client catches up."""
-    federation = federate("sketchvote", chosen, Schedule(), cohort_size=cohort_size)
+    federation = federate("sketchvote", chosen, Schedule(ABSENT), cohort_size=cohort_size)
     federation.start()
     run, samples = run_of(federation), federation.data.samples
     server, clients = plain.VoteServer(run), [plain.VoteClient(run, k, samples[k]) for k in range(CLIENTS)]
@@ -258,10 +263,7 @@ def check_models(found: list[Tensor], expected: list[Tensor]) -> None:
         assert all(same_bits(row, model) for row in own)
 
 
-@pytest.mark.parametrize(
-    "device",
-    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))],
-)
+@devices
 def test_w_has_the_same_bits_on_every_device_with_and_without_kernels(fifty_rounds: Any, device: str) -> None:
     federation, answers, expected = fifty_rounds
     assert len({tuple(model.tolist()) for model in expected}) == 50

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate, groupby
-from math import floor, prod
+from math import floor
 
 from torch import nn
 
 from pfedlms.checks import check_integer, check_number
-
-MOST_ALLOCATION = 8
-_SHOWN = 4  # layers named in the repr of a layout
 
 
 @dataclass(frozen=True)
@@ -28,8 +25,7 @@ class Layer:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "offset", check_integer(f"layer {self.name!r}: offset", self.offset, 0))
-        remedy = "leave out a layer without parameters"
-        object.__setattr__(self, "size", check_integer(f"layer {self.name!r}: size", self.size, 1, remedy=remedy))
+        object.__setattr__(self, "size", check_integer(f"layer {self.name!r}: size", self.size, 1))
 
     @property
     def pad(self) -> int:
@@ -38,7 +34,7 @@ class Layer:
 
     def sketch(self, ratio: float) -> int:
         """m = max(1, floor(ratio · pad)), the sketch size of this layer."""
-        return max(1, floor(check_ratio(ratio) * self.pad))
+        return max(1, floor(ratio * self.pad))
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,7 +42,7 @@ class Layout:
     """How a module's trainable parameters lie in a flat vector of length `dim`; layers follow one another without gaps.
 
     >>> Layout((), (Layer("weights", 0, 1000), Layer("biases", 1000, 10)))
-    Layout(2 layers, 1,010 parameters: weights 1,000, biases 10)
+    Layout(2 layers, 1,010 parameters)
     >>> Layout((), (Layer("weights", 0, 1000), Layer("biases", 990, 10)))
     Traceback (most recent call last):
     ValueError: layers: 'biases' begins at 990, expected 1000, where the one before it ends; correct its offset
@@ -57,32 +53,17 @@ class Layout:
     layers: tuple[Layer, ...]
 
     def __post_init__(self) -> None:
-        # Tuples, whatever the caller passed: sketches are cached by layout, so it must be hashable.
-        object.__setattr__(self, "layers", tuple(self.layers))
-        shapes = tuple((str(name), tuple(shape)) for name, shape in self.parameters)
-        object.__setattr__(self, "parameters", shapes)
-        if not self.layers:
-            raise ValueError("layers: got none, expected at least one; pass (Layer('vector', 0, size),)")
         end = 0
         for layer in self.layers:
             if layer.offset != end:
-                where = "where the one before it ends" if end else "where the first layer begins"
                 raise ValueError(
-                    f"layers: {layer.name!r} begins at {layer.offset}, expected {end}, {where}; correct its offset"
+                    f"layers: {layer.name!r} begins at {layer.offset}, expected {end}, where the one before it ends; "
+                    "correct its offset"
                 )
             end += layer.size
-        entries = sum(prod(shape) for _, shape in shapes)
-        if shapes and entries != end:
-            raise ValueError(
-                f"parameters: got shapes of {entries} entries, expected {end}, as many as the layers have; pass () if "
-                "they do not matter, or take both from flat_layout(module)"
-            )
 
     def __repr__(self) -> str:
-        shown = [f"{layer.name} {layer.size:,}" for layer in self.layers[:_SHOWN]]
-        rest = [f"{len(self.layers) - _SHOWN} more"] if len(self.layers) > _SHOWN else []
-        count = f"{len(self.layers)} layer{'s' * (len(self.layers) != 1)}"
-        return f"Layout({count}, {self.dim:,} parameters: {', '.join(shown + rest)})"
+        return f"Layout({len(self.layers)} layers, {self.dim:,} parameters)"
 
     @classmethod
     def of_vector(cls, size: int) -> Layout:
@@ -100,22 +81,15 @@ class Layout:
     def sketch_sizes(self, ratio: float, allocation: float = 1.0) -> tuple[int, ...]:
         """m of every layer, in proportion to its padded size to the power of `allocation`; the total is about the same
         for every allocation."""
-        ratio = check_ratio(ratio)
+        ratio = check_number("ratio", ratio, 0, 1, "it is the share of a layer's padded size that is kept")
         if allocation == 1:
             return tuple(layer.sketch(ratio) for layer in self.layers)
-        if not 0 <= allocation <= MOST_ALLOCATION:
-            raise ValueError(
-                f"allocation: got {allocation!r}, expected 0 to {MOST_ALLOCATION}; 1 is the same ratio for every layer"
-            )
+        if not 0 <= allocation <= 8:
+            raise ValueError(f"allocation: got {allocation!r}, expected 0 to 8; 1 is the same ratio for every layer")
         total, powers = sum(layer.pad for layer in self.layers), [layer.pad**allocation for layer in self.layers]
         *_, sum_of_powers = accumulate(powers)  # not `sum`, which rounds floats in another way from Python 3.12 on
         share = [ratio * total * power / sum_of_powers for power in powers]
         return tuple(min(layer.pad, max(1, floor(m))) for layer, m in zip(self.layers, share, strict=True))
-
-
-def check_ratio(ratio: float) -> float:
-    """The ratio m / N as a float; raise ValueError if it is not above 0 and at most 1."""
-    return check_number("ratio", ratio, 0, 1, "it is the share of a layer's padded size that is kept")
 
 
 def flat_layout(module: nn.Module) -> Layout:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import cached_property
+from math import inf
 
 import numpy as np
 import torch
@@ -70,20 +71,12 @@ class Pull:
         device, layers = sketch.rows.device, len(sketch.shape.places)
         arguments = {"thresholds": thresholds, "deviations": deviations, "consensus": consensus}
         tau, sigma, agreed = (as_tensor(name, values, device).detach() for name, values in arguments.items())
-        if tau.ndim != 2 or len(tau) != layers or not 1 <= tau.shape[1] <= 255 or not tau.is_floating_point():
+        shapes, expected = (tau.shape[:1], sigma.shape, agreed.shape), ((layers,), (layers,), (sketch.size,))
+        if shapes != expected or tau.ndim != 2 or agreed.dtype != torch.uint8:
             raise ValueError(
-                f"thresholds: got {tau.dtype} of shape {tuple(tau.shape)}, expected floats of shape [{layers}, T], T "
-                "from 1 to 255: a row for every layer of the sketch, as quantise.thresholds_of gives them"
-            )
-        if sigma.shape != (layers,) or not sigma.is_floating_point():
-            raise ValueError(
-                f"deviations: got {sigma.dtype} of shape {tuple(sigma.shape)}, expected floats of shape [{layers}]: a "
-                "σ̄ for every layer of the sketch, as pool_statistics gives them"
-            )
-        if agreed.dtype != torch.uint8 or agreed.shape != (sketch.size,):
-            raise ValueError(
-                f"consensus: got {agreed.dtype} of shape {tuple(agreed.shape)}, expected torch.uint8 of shape "
-                f"[{sketch.size}], a symbol for every entry of the sketch, as Vote.result gives it"
+                f"thresholds, deviations, consensus: got {list(tau.shape)}, {list(sigma.shape)} and {agreed.dtype} "
+                f"{list(agreed.shape)}, expected [{layers}, T], [{layers}] and torch.uint8 [{sketch.size}] for this "
+                "sketch"
             )
         values = (sketch, tau, sigma, agreed, strength, smoothing)
         for field, value in zip(fields(Pull), values, strict=True):
@@ -93,24 +86,12 @@ class Pull:
     def check_values(self) -> None:
         """Raise ValueError for values that no round can produce. The check waits for a GPU, so the engine skips it:
         values of messages are checked when they are received."""
-        for name in ("strength", "smoothing"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0 <= value < np.inf:
-                raise ValueError(f"{name}: got {value!r}, expected a finite number of at least 0")
-        if self.smoothing == 0:
-            raise ValueError("smoothing: got 0, expected a number above 0; without it the pull has no slope")
-        tau, levels = self.thresholds, self.thresholds.shape[1]
-        wrong = tau.isnan().any(dim=1) | (tau.diff(dim=1) < 0).any(dim=1)
-        if bool(wrong.any()):
+        if not (0 <= self.strength < inf and 0 < self.smoothing < inf):
             raise ValueError(
-                f"thresholds: got {tau[wrong][0].tolist()}, expected numbers that rise along a row, as "
-                "quantise.thresholds_of gives them"
+                f"strength, smoothing: got {self.strength!r} and {self.smoothing!r}, expected finite numbers, the "
+                "strength at least 0, the smoothing above 0"
             )
-        if not bool((self.deviations.isfinite() & (self.deviations >= 0)).all()):
-            raise ValueError(
-                f"deviations: got {self.deviations.tolist()}, expected finite numbers of at least 0; 0 is a layer "
-                "without a pull"
-            )
+        levels = self.thresholds.shape[1]
         if bool((self.consensus > levels).any()):
             raise ValueError(
                 f"consensus: got symbols up to {int(self.consensus.max())}, expected 0 to {levels}, the number of "
@@ -125,14 +106,9 @@ class Pull:
 
     def gradient(self, params: Values) -> Values:
         """λ Φᵀ ∇_y R̃_ρ(Φθ): `[clients, dim]` → `[clients, dim]`, or `[dim]` → `[dim]`. CPU kernels give the bits of the
-        definition. Autograd cannot differentiate this gradient again."""
+        definition."""
         theta = self.sketch.check("params", params, self.sketch.dim)
-        where = backend_of(theta)
-        if theta.requires_grad and torch.is_grad_enabled() and where != "plain":
-            raise ValueError(
-                "gradient: got params that require grad, expected them outside autograd; pass params.detach(), or call "
-                "it under torch.no_grad()"
-            )
+        where = "plain" if theta.requires_grad and torch.is_grad_enabled() else backend_of(theta)
         if where == "cpu":
             return like_input(params, cpu.gradient(self, theta))
         if where == "gpu":

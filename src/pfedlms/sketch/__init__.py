@@ -2,7 +2,7 @@
 kernels.
 
 All of them give the same bits, except the adjoint on a GPU, whose stages run in another order. Under autograd the
-kernels run, too: the gradient of Φ is Φᵀ, and the gradient of Φᵀ is Φ.
+definition runs, which can be differentiated.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from math import sqrt
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from pfedlms import rng
 from pfedlms.backend import backend_of, to_device
 from pfedlms.checks import Array, Values, as_tensor, check_floats, check_integer, like_input
-from pfedlms.models.layout import Layout, check_ratio
+from pfedlms.models.layout import Layout
 from pfedlms.quantise import pack_signs, root_mean_squares
 from pfedlms.sketch import cpu
 from pfedlms.sketch.hadamard import fwht_, fwht_reference
@@ -88,7 +88,7 @@ class Sketch:
 
     >>> sketch = Sketch.of_vector(1000, ratio=0.25, seed=7)
     >>> sketch
-    Sketch(1 layer, 1,000 → 256 entries, ratio 0.25, seed 7, epoch 0)
+    Sketch(1 layer, 1,000 → 256 entries)
     >>> x = np.sin(np.arange(1000.0))
     >>> y = sketch.forward(x)
     >>> y.shape, sketch.adjoint(y).shape
@@ -112,25 +112,14 @@ class Sketch:
         device: torch.device | str | None = None,
         allocation: float = 1.0,
     ) -> None:
-        if not isinstance(layout, Layout):
-            raise ValueError(
-                f"layout: got {type(layout).__name__}, expected a Layout; pass flat_layout(module), or use "
-                "Sketch.of_vector(size, …)"
-            )
-        shape = shape_of(layout, check_ratio(ratio), allocation)
-        seed, epoch = (
-            check_integer("seed", seed, 0, rng.LARGEST_SEED),
-            check_integer("epoch", epoch, 0, rng.LARGEST_SEED),
-        )
-        try:
-            place = torch.device("cpu" if device is None else device)
-        except (RuntimeError, TypeError) as error:
-            raise ValueError(f"device: got {device!r}, expected 'cpu', 'cuda', 'cuda:0', …") from error
+        shape = shape_of(layout, ratio, allocation)
+        seed = check_integer("seed", seed, 0, rng.LARGEST_SEED)
+        epoch = check_integer("epoch", epoch, 0, rng.LARGEST_SEED)
+        place = torch.device("cpu" if device is None else device)
         constants = _constants(shape, seed, epoch // _EPOCHS, place)[epoch % _EPOCHS]
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "keys", constants[0])
         object.__setattr__(self, "rows", kept_rows(shape, constants[1:]))
-        self.__dict__["origin"] = f", ratio {ratio:g}, seed {seed}, epoch {epoch}"
 
     @classmethod
     def of_vector(
@@ -142,13 +131,7 @@ class Sketch:
     def __repr__(self) -> str:
         layers = f"{len(self.shape.places)} layer{'s' * (len(self.shape.places) != 1)}"
         place = "" if self.rows.device.type == "cpu" else f", on {self.rows.device}"
-        return f"Sketch({layers}, {self.dim:,} → {self.size:,} entries{self.origin}{place})"
-
-    @cached_property
-    def origin(self) -> str:
-        """Ratio, seed and epoch, for the repr. It is not a field, because `engine.graphs` must see the same computation
-        in the sketches of all epochs. A sketch that is rebuilt from its fields has no origin."""
-        return ""
+        return f"Sketch({layers}, {self.dim:,} → {self.size:,} entries{place})"
 
     @cached_property
     def layers(self) -> Tensor:
@@ -197,28 +180,17 @@ class Sketch:
 
     def forward(self, params: Values) -> Values:
         """Φθ: `[clients, dim]` → `[clients, Σ m]`, or `[dim]` → `[Σ m]`."""
-        return like_input(params, self._apply("forward", self.check("params", params, self.dim)))
+        rows = self.check("params", params, self.dim)
+        return like_input(params, _implementation(rows).forward(self, rows))
 
     def adjoint(self, sketched: Values) -> Values:
         """Φᵀu: `[clients, Σ m]` → `[clients, dim]`, or `[Σ m]` → `[dim]`."""
-        return like_input(sketched, self._apply("adjoint", self.check("sketched", sketched, self.size)))
+        rows = self.check("sketched", sketched, self.size)
+        return like_input(sketched, _implementation(rows).adjoint(self, rows))
 
-    def _apply(self, direction: _Direction, values: Tensor) -> Tensor:
-        """Φ or Φᵀ of rows. Under autograd, which cannot differentiate kernels, they run in `_Differentiable`."""
-        if values.requires_grad and torch.is_grad_enabled() and backend_of(values) != "plain":
-            differentiable: Tensor = _Differentiable.apply(values, self, direction)  # type: ignore[no-untyped-call]
-            return differentiable
-        result: Tensor = getattr(_implementation(values), direction)(self, values)
-        return result
-
-    def spread(self, sketched: Values) -> Values:
+    def spread(self, sketched: Tensor) -> Tensor:
         """D H Sᵀ u = √m Φᵀu: `[clients, Σ m]` → `[clients, dim]`. For signs u the results are integers of at most m ≤
         2^24, which are exact in every order of summation: so all devices give the same bits."""
-        rows = self.check("sketched", sketched, self.size)
-        _refuse_autograd("spread", "sketched", rows, "adjoint")
-        return like_input(sketched, self._spread(rows))
-
-    def _spread(self, sketched: Tensor) -> Tensor:
         result: Tensor = _implementation(sketched).adjoint(self, sketched, scaled=False)
         return result
 
@@ -228,14 +200,13 @@ class Sketch:
         The GPU's transform is in float32, which is exact for integers up to 2^24. So it transforms digits of so few
         bits that no sum of m of them is larger.
         """
-        self._check_host("sums", sums, np.float64, self.size)
         bits, device = 24 - (max(self.sizes) - 1).bit_length(), self.rows.device
         if not _uses_gpu_kernels(self.rows) or bits < 1:
-            return self._spread(to_device(torch.from_numpy(sums[None]), device))[0]
+            return self.spread(to_device(torch.from_numpy(sums[None]), device))[0]
         size, sign = np.abs(sums).astype(np.int64), np.sign(sums).astype(np.int64)
         count = max(1, -(-int(size.max()).bit_length() // bits))
         digits = np.stack([sign * ((size >> bits * number) & ((1 << bits) - 1)) for number in range(count)])
-        parts = self._spread(to_device(torch.from_numpy(digits.astype(np.float32)), device)).double()
+        parts = self.spread(to_device(torch.from_numpy(digits.astype(np.float32)), device)).double()
         for number in range(1, count):
             parts[0] += parts[number] * float(1 << bits * number)
         return parts[0]
@@ -247,15 +218,13 @@ class Sketch:
         Without padding (m/N) Φᵀy is the orthogonal projection of x on the rows kept, so nothing is sent twice.
         """
         arguments = {"params": params, "model": model, "residual": residual}
-        checked = [self.check(name, values, self.dim) for name, values in arguments.items()]
-        for (name, values), rows in zip(arguments.items(), checked, strict=True):
-            _refuse_autograd("split", name, rows, "forward and adjoint")
-            if values.shape != params.shape or rows.dtype != checked[0].dtype:
-                raise ValueError(
-                    f"{name}: got {rows.dtype} of shape {tuple(values.shape)}, expected {checked[0].dtype} of shape "
-                    f"{tuple(params.shape)} as params; pass {name} of every client, in the same precision"
-                )
-        sketched, unsent = _implementation(checked[0]).split(self, *checked)
+        rows = [self.check(name, values, self.dim) for name, values in arguments.items()]
+        if len({(each.shape, each.dtype) for each in rows}) > 1:
+            got = ", ".join(
+                f"{name} {each.dtype} {list(each.shape)}" for name, each in zip(arguments, rows, strict=True)
+            )
+            raise ValueError(f"split: got {got}, expected the same type and shape of all three")
+        sketched, unsent = _implementation(rows[0]).split(self, *rows)
         return like_input(params, sketched), like_input(params, unsent)
 
     def signs_and_rms(self, sketched: Tensor) -> tuple[Tensor, Tensor]:
@@ -275,8 +244,6 @@ class Sketch:
         D H Sᵀ v are integers, so only the product with c is rounded, and all devices give the same bits. Where c is
         zero the result is −0, because w + (−0) has the bits of w, even if w is −0.
         """
-        self._check_host("signs", signs, np.uint8, -(-self.size // 8))
-        self._check_host("factors", factors, np.float32, len(self.sizes))
         device = self.rows.device
         if _uses_gpu_kernels(self.rows):
             from pfedlms.sketch import gpu
@@ -286,16 +253,6 @@ class Sketch:
         votes = torch.from_numpy(bits).to(device).float() * 2 - 1
         c = torch.from_numpy(np.repeat(factors, [place.end - place.begin for place in self.shape.places])).to(device)
         return torch.where(c != 0, self.spread(votes[None])[0] * c, -0.0)
-
-    @staticmethod
-    def _check_host(name: str, values: Array, dtype: type[np.generic], size: int) -> None:
-        """Refuse what is no vector of this type and size, because kernels do not check bounds."""
-        if not isinstance(values, np.ndarray) or values.dtype != dtype or values.shape != (size,):
-            kind = getattr(values, "dtype", type(values).__name__)
-            raise ValueError(
-                f"{name}: got {kind} of shape {tuple(np.shape(values))}, expected an array of {dtype.__name__} of "
-                f"shape ({size},); if only the shape differs, it is of another sketch"
-            )
 
     def _layers(self) -> Iterator[tuple[Place, Tensor, Tensor]]:
         """Every layer's place, signs and rows."""
@@ -347,41 +304,12 @@ class _Definition:
 
 def _implementation(values: Tensor) -> Any:
     """The module or class that computes with `values`: the kernels of a device, or the definition."""
-    where = backend_of(values)
+    where = "plain" if values.requires_grad and torch.is_grad_enabled() else backend_of(values)
     if where == "gpu":
         from pfedlms.sketch import gpu
 
         return gpu
     return cpu if where == "cpu" else _Definition
-
-
-_Direction = Literal["forward", "adjoint"]
-
-
-class _Differentiable(torch.autograd.Function):
-    """A kernel with its gradient. Φ and Φᵀ are linear, so each is the gradient of the other; this can be repeated."""
-
-    @staticmethod
-    def forward(values: Tensor, sketch: Sketch, direction: _Direction) -> Tensor:
-        result: Tensor = getattr(_implementation(values), direction)(sketch, values.detach())
-        return result
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Sketch, _Direction], output: Tensor) -> None:
-        _, ctx.sketch, ctx.direction = inputs
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        back: _Direction = "adjoint" if ctx.direction == "forward" else "forward"
-        return ctx.sketch._apply(back, gradients[0]), None, None
-
-
-def _refuse_autograd(what: str, name: str, values: Tensor, instead: str) -> None:
-    if values.requires_grad and torch.is_grad_enabled():
-        raise ValueError(
-            f"{what}: got {name} that requires grad, expected one outside autograd, because {what} has no gradient; "
-            f"pass {name}.detach(), or use {instead}"
-        )
 
 
 # Caches the sketch of an epoch for other cohorts and exchanges, on the clients' device and on the server's.

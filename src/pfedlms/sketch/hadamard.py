@@ -174,18 +174,11 @@ def _widest_stages(first: int, last: int, matrix: Array) -> None:
 def fwht_(values: torch.Tensor) -> torch.Tensor:
     """Replace each row x of `values: [..., N]` by H x, in place, and return `values`.
 
-    N is a power of two up to 2^24; float32 or float64, contiguous. Equal, to the bit, to
+    N is a power of two up to 2^24; contiguous, outside autograd. Equal, to the bit, to
     `values.copy_(fwht_reference(values))`, whatever the number of rows and threads; that slow expression is also what
     runs where there is no kernel (see `backend_of`).
     """
     size = _check_size(values)
-    if values.dtype not in (torch.float32, torch.float64) or not values.is_contiguous() or values.requires_grad:
-        raise ValueError(
-            f"fwht_: values has dtype {values.dtype}, strides {values.stride()} for shape {tuple(values.shape)} and "
-            f"requires_grad {values.requires_grad}; expected a contiguous torch.float32 or torch.float64 outside "
-            "autograd, because it is changed in place; pass values.detach().float().contiguous() and use the result, "
-            "or fwht_reference"
-        )
     where = backend_of(values)
     if where == "gpu" and size > 1:
         from pfedlms.sketch import gpu

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -31,6 +31,7 @@ import torch
 from numpy.typing import NDArray
 
 from pfedlms.backend import row_memory, run_kernel
+from pfedlms.checks import check_integer
 from pfedlms.errors import DecodeError
 from pfedlms.rng import SIGNS_OF_BYTE
 from pfedlms.wire.fields import Array, RowField, Values
@@ -48,10 +49,9 @@ def pack(symbols: Bytes | torch.Tensor, levels: int) -> bytes:
     >>> pack(np.array([1, 2, 0, 2], np.uint8), levels=3).hex()  # 1 + 2*3 + 0*9 + 2*27 = 61
     '3d'
     """
-    values = symbols if isinstance(symbols, torch.Tensor) else np.asarray(symbols)
-    if values.dtype not in (torch.uint8, np.uint8) or values.ndim != 1:
-        raise ValueError(f"symbols: got {values.dtype} of shape {list(values.shape)}, expected uint8 of shape [count]")
-    array = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values
+    array = symbols.detach().cpu().numpy() if isinstance(symbols, torch.Tensor) else np.asarray(symbols)
+    if array.dtype != np.uint8 or array.ndim != 1:
+        raise ValueError(f"symbols: got {array.dtype} of shape {list(array.shape)}, expected uint8 of shape [count]")
     field = Symbols("symbols", (array.size,), levels)
     out = np.empty(field.max_bytes, np.uint8)
     field.write({"symbols": array}, out.data)
@@ -61,14 +61,7 @@ def pack(symbols: Bytes | torch.Tensor, levels: int) -> bytes:
 def unpack(data: Buffer, count: int, levels: int) -> Bytes:
     """Read back the `count` symbols that `pack` wrote, `uint8 [count]`. Raise DecodeError for bytes that `pack` does
     not write: of another length, with a block above levels^n - 1, or with a bit set after the end."""
-    field, packed = Symbols("symbols", (count,), levels), memoryview(data)
-    if packed.nbytes != field.max_bytes:
-        raise DecodeError(
-            f"packed symbols: got {packed.nbytes} bytes, expected {field.max_bytes} ({count} symbols, {levels} levels)"
-        )
-    out = np.empty(field.shape, np.uint8)
-    field.read(packed, {}, out)
-    return out
+    return Symbols("symbols", (count,), levels).read(memoryview(data), {})
 
 
 def packed_size(count: int, levels: int) -> int:
@@ -89,33 +82,35 @@ class Symbols(RowField):
     """A row for each segment: its first and last symbol, its first and last byte, the bits used of the last byte."""
 
     def __post_init__(self) -> None:
-        size, width = block_shape(self.levels)
+        levels = check_integer("levels", self.levels, 2, 256)
+        size, width = block_shape(levels)
         rows, symbols, byte = [], 0, 0
         for count in self.segments:
-            if not isinstance(count, int | np.integer) or count < 0:
-                raise ValueError(f"count: got {count!r}, expected a whole number of symbols, 0 or more")
-            blocks, rest = divmod(int(count), size)
-            bits = blocks * width + _width(rest, int(self.levels))
-            last, end = symbols + int(count), byte + (bits + 7) // 8
+            blocks, rest = divmod(count, size)
+            bits = blocks * width + _width(rest, levels)
+            last, end = symbols + count, byte + (bits + 7) // 8
             rows.append((symbols, last, byte, end, bits % 8 or 8))
             symbols, byte = last, end
         table = np.array(rows, np.int64).reshape(-1, 5)
-        vars(self).update(levels=int(self.levels), shape=(symbols,), max_bytes=byte, _table=table)
+        vars(self).update(levels=levels, count=symbols, max_bytes=byte, _table=table)
 
     def write_rows(self, values: Values, out: Array) -> None:
         symbols, (flat, stride) = self._check_symbols(self.check_value(values, len(out))), row_memory(out)
         powers, width, _, _ = _blocks(self.levels)
         run_kernel(pack_rows, len(symbols), symbols.shape[1], symbols, flat, stride, self._table, powers, width)
 
-    def read_rows(self, data: Array, out: Array | None = None) -> Array | None:
+    def read_rows(self, data: Array) -> Array:
         flat, stride = row_memory(data)
         flat.flags.writeable = False
-        symbols = np.empty((len(data), *self.shape), np.uint8) if out is None else out
+        symbols = np.empty((len(data), *self.shape), np.uint8)
         refused, blocks = np.zeros(1, np.uint8), _blocks(self.levels)
         run_kernel(unpack_rows, len(symbols), symbols.shape[1], flat, stride, symbols, self._table, *blocks, refused)
-        return None if refused[0] else symbols
+        if refused[0]:
+            raise DecodeError(next(filter(None, map(self._refusal, data))))
+        return symbols
 
-    def refusal(self, row: Array) -> str:
+    def _refusal(self, row: Array) -> str:
+        """Why a row is refused; empty if it is valid."""
         size, width = block_shape(self.levels)
         for first, last, start, stop, used in self._table:
             packed, unpacked = row[start:stop], np.empty(last - first, np.uint8)
@@ -123,12 +118,12 @@ class Symbols(RowField):
                 return f"packed symbols: got last byte 0x{packed[-1]:02x}, expected only its lowest {used} bits in use"
             good = int(unpack_symbols(packed, unpacked, *_blocks(self.levels)))
             if good < unpacked.size:
-                break
-        block, count = good // size, min(size, unpacked.size - good)
-        covering = packed[block * width // 8 :][:8].tobytes()
-        value = (int.from_bytes(covering, "little") >> block * width % 8) % 2 ** _width(count, self.levels)
-        most = f"{self.levels}**{count} = {self.levels**count}"
-        return f"packed symbols, block {block}: got {value}, expected below {most}"
+                block, count = good // size, min(size, unpacked.size - good)
+                covering = packed[block * width // 8 :][:8].tobytes()
+                value = (int.from_bytes(covering, "little") >> block * width % 8) % 2 ** _width(count, self.levels)
+                most = f"{self.levels}**{count} = {self.levels**count}"
+                return f"packed symbols, block {block}: got {value}, expected below {most}"
+        return ""
 
     def _check_symbols(self, symbols: Bytes) -> Bytes:
         """The symbols, read-only, because numba compiles a kernel once for read-only inputs and once for others; raise
@@ -152,29 +147,29 @@ class Bits(RowField):
     count: int
     dtype: ClassVar[type[np.generic]] = np.uint8
 
-    def __post_init__(self) -> None:
-        size = packed_size(self.count, levels=2)
-        vars(self).update(shape=(size,) if self.dtype is np.uint8 else (self.count,), max_bytes=size)
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.max_bytes,)
+
+    @cached_property
+    def max_bytes(self) -> int:
+        return -(-self.count // 8)
 
     def write_rows(self, values: Values, out: Array) -> None:
         out[:] = self.check_value(values, len(out))
-        if self.count % 8 and len(wrong := out[self._rows_with_surplus_bits(out)]):
-            raise ValueError(self.refusal(wrong[0]))
+        self._check_rows(out, ValueError)
 
-    def read_rows(self, data: Array, out: Array | None = None) -> Array | None:
-        return None if self.count % 8 and self._rows_with_surplus_bits(data).any() else self._unpack(data, out)
+    def read_rows(self, data: Array) -> Array:
+        self._check_rows(data, DecodeError)
+        return data
 
-    def refusal(self, row: Array) -> str:
-        return (
-            f"field {self.name!r}: got last byte 0x{row[-1]:02x}, expected only its lowest {self.count % 8} bits in use"
-        )
-
-    def _rows_with_surplus_bits(self, rows: Array) -> NDArray[np.bool_]:
-        """Which rows have a bit set after the end."""
-        return np.asarray(rows[:, -1] >> self.count % 8 != 0)
-
-    def _unpack(self, packed: Array, out: Array | None) -> Array:
-        return packed
+    def _check_rows(self, rows: Array, error: type[Exception]) -> None:
+        """Refuse a bit that is set after the end."""
+        if self.count % 8 and (wrong := rows[:, -1][rows[:, -1] >> self.count % 8 != 0]).size:
+            raise error(
+                f"field {self.name!r}: got last byte 0x{wrong[0]:02x}, expected only its lowest {self.count % 8} bits "
+                "in use"
+            )
 
 
 class Mask(Bits):
@@ -182,15 +177,15 @@ class Mask(Bits):
 
     dtype: ClassVar[type[np.generic]] = np.bool_
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.count,)
+
     def write_rows(self, values: Values, out: Array) -> None:
-        out[:] = np.packbits(self._is_set(self.check_value(values, len(out))), axis=1, bitorder="little")
+        out[:] = np.packbits(self.check_value(values, len(out)), axis=1, bitorder="little")
 
-    def _is_set(self, values: Array) -> Array:
-        """Which bits are set; raise ValueError for values that have no bit."""
-        return values
-
-    def _unpack(self, packed: Array, out: Array | None) -> Array:
-        return np.unpackbits(packed, axis=1, count=self.count, bitorder="little").view(np.bool_)
+    def read_rows(self, data: Array) -> Array:
+        return np.unpackbits(super().read_rows(data), axis=1, count=self.count, bitorder="little").view(np.bool_)
 
 
 class Signs(Mask):
@@ -198,30 +193,27 @@ class Signs(Mask):
 
     dtype = np.float32
 
-    def _is_set(self, values: Array) -> Array:
-        if np.isnan(np.min(values, initial=0)):  # the least of several numbers is NaN if one of them is
-            at = int(np.argwhere(np.isnan(values))[0, -1])
-            raise ValueError(f"field {self.name!r}: got nan at position {at}, expected numbers, which have a sign")
-        return np.asarray(values >= 0)
+    def write_rows(self, values: Values, out: Array) -> None:
+        numbers = self.check_value(values, len(out))
+        if np.isnan(np.min(numbers, initial=0)):  # the least of several numbers is NaN if one of them is
+            raise ValueError(f"field {self.name!r}: got nan, expected numbers, which have a sign")
+        out[:] = np.packbits(numbers >= 0, axis=1, bitorder="little")
 
-    def _unpack(self, packed: Array, out: Array | None) -> Array:
-        if out is None or self.count % 8:
-            out = np.empty((len(packed), 8 * packed.shape[1]), np.float32)
-        SIGNS_OF_BYTE.take(packed, axis=0, out=out.reshape(*packed.shape, 8), mode="clip")  # "clip" needs no buffer
-        return out[:, : self.count] if self.count % 8 else out
+    def read_rows(self, data: Array) -> Array:
+        self._check_rows(data, DecodeError)
+        return SIGNS_OF_BYTE.take(data, axis=0).reshape(len(data), 8 * data.shape[1])[:, : self.count]
 
 
-@lru_cache(maxsize=256, typed=True)  # 3.0 is not 3
+@lru_cache(maxsize=256)
 def block_shape(levels: int) -> tuple[int, int]:
     """Rule 2: the symbols s and the bits width(s) of a full block."""
-    if not isinstance(levels, int | np.integer) or not 2 <= levels <= 256:
-        raise ValueError(f"levels: got {levels!r}, expected a whole number from 2 to 256")
-    shapes = ((size, _width(size, int(levels))) for size in range(1, BLOCK_BITS + 1))
+    shapes = ((size, _width(size, levels)) for size in range(1, BLOCK_BITS + 1))
     return max((shape for shape in shapes if shape[1] <= BLOCK_BITS), key=lambda shape: (Fraction(*shape), shape))
 
 
 def _width(count: int, levels: int) -> int:
-    return int(levels**count - 1).bit_length()
+    width: int = (levels**count - 1).bit_length()
+    return width
 
 
 @lru_cache(maxsize=8)

@@ -2,8 +2,7 @@
 
 A method declares the fields of its messages. Both ends derive the length of a field from this declaration, or from the
 field's own bits, so a payload is the concatenation of its fields. Values are NumPy arrays without a clients axis;
-numbers are little endian. A field is encoded into an existing buffer (a part of a frame) and decoded into an existing
-array (a sender's row of `Message.empty_values`), without extra copies.
+numbers are little endian. A field is encoded into an existing buffer, a part of a frame.
 """
 
 from __future__ import annotations
@@ -20,25 +19,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfedlms.backend import run_kernel
-from pfedlms.checks import IS_MASKED, check_integer
 from pfedlms.errors import DecodeError, OversizedError, TruncatedError
-from pfedlms.wire.kernels import check_finite
 
 Array = NDArray[Any]
 Values = Mapping[str, Array]
-
-_FEW = 64  # for so many numbers a check in NumPy is faster than the call of a kernel
 
 
 class Field(ABC):
     """One named part of a message."""
 
     name: str
+    count: int
     dtype: ClassVar[type[np.generic]] = np.float32
-    shape: tuple[int, ...]
-    """Shape of one sender's value; set by the constructors of the kinds of fields."""
     minimum: float = -np.inf
     """The least number that a value may contain."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one sender's value."""
+        return (self.count,)
 
     @cached_property
     def max_bytes(self) -> int:
@@ -59,9 +58,9 @@ class Field(ABC):
         """Encode `values[self.name]` as the `size(values)` bytes of `out`."""
 
     @abstractmethod
-    def read(self, data: memoryview, known: Values, out: Array) -> None:
-        """Decode `data`, which has `encoded_size` bytes, into `out`; raise DecodeError if no valid value has these
-        bytes."""
+    def read(self, data: memoryview, known: Values) -> Array:
+        """Decode `data`, which has `encoded_size` bytes; raise DecodeError if no valid value has these bytes. The value
+        may be a view of them."""
 
     def example(self) -> Array:
         """A valid value, to measure the size of messages: the largest, unless a kind of field overrides this."""
@@ -70,31 +69,19 @@ class Field(ABC):
     def check_value(self, values: Values, *senders: int) -> Array:
         """This field's value, or those of `senders` senders, as a contiguous array of the right type; raise ValueError
         if the shape is wrong, or if whole numbers or truth values of another type would become others."""
-        if isinstance(values[self.name], np.ma.MaskedArray):
-            raise ValueError(f"field {self.name!r}: {IS_MASKED}")
         given = np.asarray(values[self.name])
-        value = np.ascontiguousarray(given if given.dtype == self.dtype else self._convert(given))
-        expected = (*senders, *self.shape)
-        if value.shape != expected:
-            raise ValueError(f"field {self.name!r}: got shape {list(value.shape)}, expected {list(expected)}")
-        return value
-
-    def _convert(self, given: Array) -> Array:
-        """Numbers of another type in this field's type. Floats are rounded; other numbers must stay the same."""
-        if given.dtype.kind not in "biuf":
-            raise ValueError(f"field {self.name!r}: got {given.dtype}, expected numbers, {self.dtype.__name__}")
         with np.errstate(invalid="ignore"):  # of NaN as a whole number, which is refused
-            value = given.astype(self.dtype)
-        if self.dtype is not np.float32 and (wrong := value != given).any():
+            value: Array = np.ascontiguousarray(given, dtype=self.dtype)
+        # Floats are rounded; other numbers must stay the same.
+        if given.dtype != self.dtype and self.dtype is not np.float32 and (wrong := value != given).any():
             raise ValueError(
                 f"field {self.name!r}: got {given[wrong][0]}, which is no {self.dtype.__name__}; round and limit "
                 "values before they are sent"
             )
+        expected = (*senders, *self.shape)
+        if value.shape != expected:
+            raise ValueError(f"field {self.name!r}: got shape {list(value.shape)}, expected {list(expected)}")
         return value
-
-    def _check_count(self, name: str) -> int:
-        """The number of entries that a field is declared with."""
-        return check_integer(f"field {self.name!r}: {name}", getattr(self, name), 0)
 
 
 class RowField(Field):
@@ -110,13 +97,8 @@ class RowField(Field):
         """Encode `values[self.name]: [senders, …]` as the rows of `out`, uint8 `[senders, size]`."""
 
     @abstractmethod
-    def read_rows(self, data: Array, out: Array | None = None) -> Array | None:
-        """The values of the rows of `data`, or None if one row is not valid. The result may be a view of `data`, or
-        `out`."""
-
-    def refusal(self, row: Array) -> str:
-        """Why `read_rows` refuses this row."""
-        raise NotImplementedError  # for fields that accept all bytes
+    def read_rows(self, data: Array) -> Array:
+        """The values of the rows of `data`, which may be a view of them; raise DecodeError if one row is not valid."""
 
     def write(self, values: Values, out: memoryview) -> None:
         value, row = self.check_value(values), np.frombuffer(out, np.uint8)
@@ -124,16 +106,11 @@ class RowField(Field):
             raise ValueError(f"field {self.name!r}: got {row.size} bytes to write to, expected {self.size(values)}")
         self.write_rows({self.name: value[None]}, row[None])
 
-    def read(self, data: memoryview, known: Values, out: Array) -> None:
+    def read(self, data: memoryview, known: Values) -> Array:
         row = np.frombuffer(data, np.uint8)
         if row.size != self.size(known):
             raise DecodeError(f"field {self.name!r}: got {row.size} bytes, expected {self.size(known)}")
-        out_rows = out[None]
-        decoded = self.read_rows(row[None], out_rows)
-        if decoded is None:
-            raise DecodeError(self.refusal(row))
-        if decoded is not out_rows:
-            out[:] = decoded[0]
+        return np.asarray(self.read_rows(row[None])[0])
 
 
 @dataclass(frozen=True)
@@ -147,9 +124,6 @@ class Floats(RowField):
     count: int
     minimum: float = -np.inf
 
-    def __post_init__(self) -> None:
-        vars(self).update(shape=(self._check_count("count"),))
-
     def write(self, values: Values, out: memoryview) -> None:
         target, value = np.frombuffer(out, dtype="<f4"), self.check_value(values)
         run_kernel(lambda first, last: np.copyto(target[first:last], value[first:last]), self.count, 1)
@@ -158,25 +132,17 @@ class Floats(RowField):
         rows = self.check_value(values, len(out)).astype("<f4", copy=False).view(np.uint8)
         run_kernel(lambda first, last: np.copyto(out[first:last], rows[first:last]), len(out), self.count)
 
-    def read_rows(self, data: Array, out: Array | None = None) -> Array | None:
-        # The kernel needs numbers whose addresses are multiples of 4.
+    def read_rows(self, data: Array) -> Array:
         aligned = data.ctypes.data % 4 == data.strides[0] % 4 == 0
         rows = (data if aligned else data.copy()).view("<f4")
-        if self.count <= _FEW:
-            return rows if bool((np.isfinite(rows) & (rows >= np.float32(self.minimum))).all()) else None
-        refused, minimum, read_only = np.zeros(1, np.uint8), float(self.minimum), rows.view()
-        read_only.flags.writeable = False  # numba compiles a kernel for read-only inputs and again for others
-        for row in read_only:
-            run_kernel(check_finite, self.count, 1, row, minimum, refused)
-        return None if refused[0] else rows
-
-    def refusal(self, row: Array) -> str:
-        numbers = row.view("<f4")
-        at = int(np.argmin(np.isfinite(numbers) & (numbers >= np.float32(self.minimum))))
-        return (
-            f"field {self.name!r}: got {numbers[at]} at position {at}, expected a finite number of at least "
-            f"{self.minimum}"
-        )
+        lowest, highest = rows.min(initial=np.inf), rows.max(initial=-np.inf)  # NaN if one of the numbers is
+        if not (lowest > -np.inf and lowest >= np.float32(self.minimum) and highest < np.inf):
+            at = tuple(np.argwhere(~(np.isfinite(rows) & (rows >= np.float32(self.minimum))))[0])
+            raise DecodeError(
+                f"field {self.name!r}: got {rows[at]} at position {at[-1]}, expected a finite number of at least "
+                f"{self.minimum}"
+            )
+        return rows
 
 
 def Scalar(name: str, minimum: float = -np.inf) -> Floats:
@@ -194,8 +160,9 @@ class MaskedRows(Field):
     count: int
     width: int
 
-    def __post_init__(self) -> None:
-        vars(self).update(shape=(self._check_count("count"), self._check_count("width")))
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.count, self.width
 
     def size(self, values: Values) -> int:
         return 4 * self.width * int(np.count_nonzero(values[self.mask]))
@@ -204,11 +171,10 @@ class MaskedRows(Field):
         sent = np.asarray(values[self.mask], dtype=bool)
         np.frombuffer(out, dtype="<f4").reshape(-1, self.width)[:] = self.check_value(values)[sent]
 
-    def read(self, data: memoryview, known: Values, out: Array) -> None:
-        rows = np.empty(len(data) // 4, dtype=np.float32)
-        Floats(self.name, len(rows)).read(data, known, rows)
-        out[:] = 0
-        out[known[self.mask]] = rows.reshape(-1, self.width)
+    def read(self, data: memoryview, known: Values) -> Array:
+        out = np.zeros(self.shape, np.float32)
+        out[known[self.mask]] = Floats(self.name, len(data) // 4).read(data, known).reshape(-1, self.width)
+        return out
 
 
 @dataclass(frozen=True)
@@ -221,9 +187,6 @@ class MaskedBytes(RowField):
     count: int
     dtype: ClassVar[type[np.generic]] = np.uint8
 
-    def __post_init__(self) -> None:
-        vars(self).update(shape=(self._check_count("count"),))
-
     def size(self, values: Values) -> int:
         return self.count if values[self.mask][0] else 0
 
@@ -234,7 +197,7 @@ class MaskedBytes(RowField):
     def write_rows(self, values: Values, out: Array) -> None:
         out[:] = self.check_value(values, len(out))[:, : out.shape[1]]
 
-    def read_rows(self, data: Array, out: Array | None = None) -> Array | None:
+    def read_rows(self, data: Array) -> Array:
         return data if data.shape[1] else np.zeros((len(data), self.count), np.uint8)
 
 
@@ -249,16 +212,6 @@ class Message:
         names = [part.name for part in self.fields]
         if len(set(names)) < len(names):
             raise ValueError(f"fields: got the names {names}, expected different ones; values are known by their names")
-        earlier: dict[str, Field] = {}
-        for part in self.fields:
-            if isinstance(part, MaskedRows | MaskedBytes):
-                mask, count = earlier.get(part.mask), part.count if isinstance(part, MaskedRows) else 1
-                if mask is None or mask.dtype is not np.bool_ or mask.shape != (count,):
-                    raise ValueError(
-                        f"field {part.name!r}: got the mask {part.mask!r}, expected the name of an earlier Mask of "
-                        f"count {count}; it says which parts are sent"
-                    )
-            earlier[part.name] = part
 
     @cached_property
     def max_bytes(self) -> int:
@@ -277,23 +230,15 @@ class Message:
             part.write(values, out[at:end])
             at = end
 
-    def read(self, payload: memoryview, into: Values | None = None) -> dict[str, Array]:
-        """Decode the values of all fields into the arrays of `into`, or into new ones. The payload must end where the
-        last field ends."""
+    def read(self, payload: memoryview) -> dict[str, Array]:
+        """Decode the values of all fields, which may be views of the payload. It must end where the last field ends."""
         known: dict[str, Array] = {}
         at, length = 0, len(payload)
         for part in self.fields:
             end = at + part.encoded_size(payload[at:], known)
             if length < end:
                 raise TruncatedError(f"payload: got {length} bytes, expected at least {end} up to field {part.name!r}")
-            out = np.empty(part.shape, part.dtype) if into is None else into[part.name]
-            if (out.shape, out.dtype) != (part.shape, part.dtype) or not out.flags.carray:
-                raise ValueError(
-                    f"array for field {part.name!r}: got {out.dtype} {list(out.shape)}, expected {part.dtype.__name__} "
-                    f"{list(part.shape)}, contiguous and writable, as a row of `Message.empty_values`"
-                )
-            part.read(payload[at:end], known, out)
-            known[part.name] = out
+            known[part.name] = part.read(payload[at:end], known)
             at = end
         if at != length:
             raise OversizedError(f"payload: got {length} bytes, expected {at}")
@@ -313,21 +258,20 @@ class Message:
             part.write_rows(values, out[:, at:end])
             at = end
 
-    def read_rows(self, payloads: Array) -> dict[str, Array] | None:
-        """Decode every row of `payloads`, uint8 `[senders, size]`, as `read` does; None if one row is not valid. Values
-        may be views of `payloads`."""
+    def read_rows(self, payloads: Array) -> dict[str, Array]:
+        """Decode every row of `payloads`, uint8 `[senders, size]`, as `read` does. Values may be views of them. Raise
+        DecodeError if one row is not valid."""
         known: dict[str, Array] = {}
-        at, length = 0, payloads.shape[1]
+        at = 0
         for part in self._rows:
             size = part.rows_size(known)
-            if size is None or length < at + size:
-                return None
-            values = part.read_rows(payloads[:, at : at + size])
-            if values is None:
-                return None
-            known[part.name] = values
+            if size is None or payloads.shape[1] < at + size:
+                raise DecodeError("payloads: got rows of different sizes, or rows that are too short")
+            known[part.name] = part.read_rows(payloads[:, at : at + size])
             at += size
-        return known if at == length else None
+        if at != payloads.shape[1]:
+            raise DecodeError(f"payloads: got {payloads.shape[1]} bytes, expected {at}")
+        return known
 
     @cached_property
     def only_floats(self) -> bool:
@@ -346,7 +290,7 @@ class Message:
         return [part for part in self.fields if isinstance(part, RowField)]
 
     def empty_values(self, senders: int) -> dict[str, Array]:
-        """Uninitialised arrays `[senders, …]` to decode the values of several senders into, again and again."""
+        """Uninitialised arrays `[senders, …]` for the values of several senders."""
         return {part.name: np.empty((senders, *part.shape), part.dtype) for part in self.fields}
 
     def example(self) -> dict[str, Array]:

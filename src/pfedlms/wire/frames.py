@@ -39,6 +39,7 @@ from pfedlms.errors import (
     SenderError,
     TruncatedError,
     VersionError,
+    WireError,
 )
 from pfedlms.wire.codec import Buffer
 from pfedlms.wire.fields import Array, Message, Values
@@ -50,7 +51,6 @@ _DIGEST_BYTES = 8
 _HEADER = struct.Struct("<4sBBHIIIQ8s")
 _CRC = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size + _CRC.size
-_SENDER, _SAMPLES, _CHECKSUM = slice(12, 16), slice(16, 20), slice(36, 40)  # bytes of a header
 
 
 def agreement_digest(agreement: Mapping[str, int | float | bool | str | bytes]) -> bytes:
@@ -104,15 +104,10 @@ def frame_rows(
 ) -> None:
     """Encode every row of `values: [senders, …]` as a frame, a row of `out`, uint8 `[senders, HEADER_BYTES +
     message.rows_size(values)]`."""
-    size = message.rows_size(values)
-    if size is None:
-        raise ValueError("values: got rows of different sizes, or fields that are encoded one by one; use frame")
-    expected = len(senders), HEADER_BYTES + size
-    if out.dtype != np.uint8 or out.shape != expected:
-        raise ValueError(f"out: got {out.dtype} {list(out.shape)}, expected uint8 {list(expected)}, a row per sender")
+    size = out.shape[1] - HEADER_BYTES
     message.write_rows(values, out[:, HEADER_BYTES:])
     out[:, : _HEADER.size] = _headers(message, round, size, digest, senders, samples)
-    out[:, _CHECKSUM] = np.array(_checksums(out), dtype="<u4")[:, None].view(np.uint8)
+    out[:, _HEADER.size : HEADER_BYTES] = np.array(_checksums(out), dtype="<u4")[:, None].view(np.uint8)
 
 
 def frame_on_gpu(
@@ -144,28 +139,7 @@ def _headers(
 
 def _header(kind: int, round: int, sender: int, samples: int, length: int, digest: bytes) -> bytes:
     """A header without its checksum."""
-    try:
-        return _HEADER.pack(MAGIC, VERSION, kind, 0, round, sender, samples, length, _check_digest(digest))
-    except struct.error as error:
-        raise ValueError(
-            f"frame: got kind {kind}, round {round}, sender {sender} and samples {samples}, expected whole numbers "
-            f"of at least 0, the kind up to 255, the others up to {0xFFFFFFFF}"
-        ) from error
-
-
-def _check_digest(digest: bytes) -> bytes:
-    if len(digest) != _DIGEST_BYTES:
-        raise ValueError(
-            f"digest: got {len(digest)} bytes, expected {_DIGEST_BYTES}; agreement_digest gives it from what both ends "
-            "must agree on"
-        )
-    return digest
-
-
-def _numbers(frames: Array, place: slice) -> list[int]:
-    """The number at the same 4 bytes of every frame."""
-    numbers: list[int] = np.ascontiguousarray(frames[:, place]).view("<u4")[:, 0].tolist()
-    return numbers
+    return _HEADER.pack(MAGIC, VERSION, kind, 0, round, sender, samples, length, digest)
 
 
 def _checksums(frames: Array) -> list[int]:
@@ -206,29 +180,30 @@ class Intake:
     one frame is accepted from each. Both ends must have the same `digest`."""
 
     def __init__(self, message: Message, digest: bytes, round: int, senders: Collection[int]) -> None:
-        self._message, self._digest, self._round, self._senders = message, _check_digest(digest), round, senders
+        self._message, self._digest, self._round, self._senders = message, digest, round, senders
         self._seen: set[int] = set()
 
     def accept(self, data: Buffer, into: Values | None = None) -> Received:
-        """Parse and check one frame; raise the matching WireError if it is not valid.
-
-        Values are decoded into the arrays of `into` (a row of `Message.empty_values`), or into new ones; a refused
-        frame may leave anything there. Every length is compared with the bytes received and with the limit before
-        memory is allocated.
-        """
-        sender, samples, payload = self._check_frame(memoryview(data).cast("B").toreadonly())
-        values = self._message.read(payload, into)
+        """Parse and check one frame; raise the matching WireError if it is not valid. Every length is compared with the
+        bytes received and with the limit before memory is allocated. Values are copied into the arrays of `into` (a row
+        of `Message.empty_values`), or into new ones."""
+        view = memoryview(data).cast("B").toreadonly()
+        sender, samples = self._check_header(view[:HEADER_BYTES], len(view), _checksum(view))
+        payload = view[HEADER_BYTES:]
+        values = self._message.read(payload)
+        kept = {name: np.empty_like(value) for name, value in values.items()} if into is None else into
+        for name, value in values.items():
+            kept[name][...] = value
         self._seen.add(sender)
-        return Received(sender, samples, values, len(payload))
+        return Received(sender, samples, dict(kept), len(payload))
 
     def accept_rows(self, frames: Array) -> ReceivedRows | None:
         """Accept every row of `frames`, uint8 `[clients, size]`. If one of them is not valid, return None and accept
         none: call `accept` for each to learn what is wrong. Values may be views of `frames`."""
-        senders, samples = self._known_senders(frames, frames.shape[1])
-        if not senders or _numbers(frames, _CHECKSUM) != _checksums(frames):
-            return None
-        values = self._message.read_rows(frames[:, HEADER_BYTES:])
-        if values is None:
+        try:
+            senders, samples = self._check_headers(frames[:, :HEADER_BYTES], frames.shape[1], _checksums(frames))
+            values = self._message.read_rows(frames[:, HEADER_BYTES:])
+        except WireError:
             return None
         self._seen.update(senders)
         return ReceivedRows(senders, samples, values)
@@ -238,50 +213,46 @@ class Intake:
         from pfedlms.wire import gpu
 
         headers, fine = gpu.opened(frames)
-        senders, samples = self._known_senders(headers, frames.shape[1] * 4)
-        if not senders or not fine or frames.shape[1] * 4 != HEADER_BYTES + self._message.max_bytes:
+        stored = headers[:, _HEADER.size :].view("<u4")[:, 0].tolist()  # all right, if they are fine
+        try:
+            senders, samples = self._check_headers(headers, frames.shape[1] * 4, stored)
+        except WireError:
+            return None
+        if not fine or frames.shape[1] * 4 != HEADER_BYTES + self._message.max_bytes:
             return None
         fields, numbers = self._message.floats, frames[:, gpu.HEADER :].view(torch.float32)
         parts = torch.split(numbers, [part.count for part in fields], dim=1)
         self._seen.update(senders)
         return ReceivedRows(senders, samples, dict(zip([part.name for part in fields], parts, strict=True)))
 
-    def _known_senders(self, headers: Array, size: int) -> tuple[list[int], list[int]]:
-        """Senders and samples of frames of `size` bytes, from rows that begin with their headers. Two empty lists if
-        one header is not valid; its checksum is not looked at."""
-        length = size - HEADER_BYTES
-        if not 0 <= length <= self._message.max_bytes:
-            return [], []
-        senders, samples = _numbers(headers, _SENDER), _numbers(headers, _SAMPLES)
-        expected = _headers(self._message, self._round, length, self._digest, senders, samples)
-        if not np.array_equal(headers[:, : _HEADER.size], expected):
-            return [], []
-        distinct = set(senders)
-        expected_senders = all(sender in self._senders for sender in distinct) and not distinct & self._seen
-        once = len(distinct) == len(senders)
-        valid = expected_senders and once and SERVER not in distinct and 0 not in samples
-        return (senders, samples) if valid else ([], [])
+    def _check_headers(self, headers: Array, size: int, checksums: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Senders and samples of clients' frames of `size` bytes; raise a WireError if one header is not valid."""
+        checked = [self._check_header(row.data, size, own) for row, own in zip(headers, checksums, strict=True)]
+        senders, samples = [sender for sender, _ in checked], [weight for _, weight in checked]
+        if len(set(senders)) < len(senders) or SERVER in senders:
+            raise SenderError("senders: got one twice, or the server")
+        return senders, samples
 
-    def _check_frame(self, view: memoryview) -> tuple[int, int, memoryview]:
-        """Sender, samples and payload of a frame; raise the matching WireError if its header is not valid."""
-        if len(view) < HEADER_BYTES:
-            raise TruncatedError(f"frame: got {len(view)} bytes, expected a header of {HEADER_BYTES}")
-        magic, version, kind, reserved, round, sender, samples, length, digest = _HEADER.unpack_from(view)
+    def _check_header(self, header: memoryview, size: int, checksum: int) -> tuple[int, int]:
+        """Sender and samples of a frame of `size` bytes, whose bytes have this `checksum`; raise the matching WireError
+        if its header is not valid."""
+        if size < HEADER_BYTES:
+            raise TruncatedError(f"frame: got {size} bytes, expected a header of {HEADER_BYTES}")
+        magic, version, kind, reserved, round, sender, samples, length, digest = _HEADER.unpack_from(header)
+        (stored,), payload = _CRC.unpack_from(header, _HEADER.size), size - HEADER_BYTES
         if magic != MAGIC:
             raise MagicError(f"magic: got {bytes(magic)!r}, expected {MAGIC!r}")
         if version != VERSION:
             raise VersionError(f"version: got {version}, expected {VERSION}; update the older end")
-        payload = view[HEADER_BYTES:]
         if length > self._message.max_bytes:
             raise OversizedError(f"payload: got {length} bytes, expected at most {self._message.max_bytes}")
-        if len(payload) > length:
-            raise OversizedError(f"payload: got {len(payload)} bytes, expected {length}")
-        if len(payload) < length:
-            raise TruncatedError(f"payload: got {len(payload)} bytes, expected {length}")
-        (checksum,), actual = _CRC.unpack_from(view, _HEADER.size), _checksum(view)
-        if checksum != actual:
+        if payload > length:
+            raise OversizedError(f"payload: got {payload} bytes, expected {length}")
+        if payload < length:
+            raise TruncatedError(f"payload: got {payload} bytes, expected {length}")
+        if stored != checksum:
             raise ChecksumError(
-                f"checksum: got {checksum:08x}, expected {actual:08x}; the frame was changed on the way"
+                f"checksum: got {stored:08x}, expected {checksum:08x}; the frame was changed on the way"
             )
         if reserved:
             raise DecodeError(f"reserved: got {reserved}, expected 0")
@@ -302,4 +273,4 @@ class Intake:
             raise DecodeError(
                 f"samples: got {samples} from sender {sender}, expected at least 1 from a client and 0 from the server"
             )
-        return sender, samples, payload
+        return sender, samples

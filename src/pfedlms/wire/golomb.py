@@ -35,7 +35,6 @@ _LARGEST_COUNT = (1 << 8 * _COUNT_BYTES) - 1
 
 def remainder_bits(count: int, places: int) -> int:
     """b for `count` of `places` positions, in float64, every product rounded by itself."""
-    check_integer("count", count, 1, places, "without a position there is no gap")
     unchosen, bits = (places - count) / places, 0
     while unchosen >= (sqrt(5) - 1) / 2:
         unchosen *= unchosen
@@ -61,7 +60,7 @@ class Positions(Field):
             )
         bits = remainder_bits(self.count, self.places)
         longest = self.count * (bits + 1) + ((self.places - self.count) >> bits)
-        vars(self).update(shape=(self.count,), max_bytes=(longest + 7) // 8, _bits=bits)
+        vars(self).update(max_bytes=(longest + 7) // 8, _bits=bits)
 
     def size(self, values: Values) -> int:
         return self._check_positions(values)[1]
@@ -89,8 +88,8 @@ class Positions(Field):
             )
         return positions, (bits + 7) // 8
 
-    def read(self, data: memoryview, known: Values, out: Array) -> None:
-        stream = np.frombuffer(data.toreadonly(), np.uint8)
+    def read(self, data: memoryview, known: Values) -> Array:
+        stream, out = np.frombuffer(data.toreadonly(), np.uint8), np.empty(self.count, np.int64)
         good, bits = map(int, unpack_gaps(stream, out.view(np.uint64), u64(self.places), u64(self._bits)))
         if good < self.count:
             raise DecodeError(
@@ -102,6 +101,7 @@ class Positions(Field):
                 f"field {self.name!r}: got {stream.size} bytes with last byte 0x{stream[-1]:02x}, expected {bits} bits "
                 "and zeros behind them"
             )
+        return out
 
     def example(self) -> Array:
         """Random positions: they give the average size of a message, not the largest."""
@@ -117,14 +117,14 @@ class Count(Field):
     dtype: ClassVar[type[np.generic]] = np.int64
 
     def __post_init__(self) -> None:
-        vars(self).update(shape=(1,), max_bytes=_COUNT_BYTES)
+        vars(self).update(count=1, max_bytes=_COUNT_BYTES)
 
     def write(self, values: Values, out: memoryview) -> None:
         count = check_integer(f"field {self.name!r}", self.check_value(values).item(), 0, _LARGEST_COUNT)
         out[:] = count.to_bytes(_COUNT_BYTES, "little")
 
-    def read(self, data: memoryview, known: Values, out: Array) -> None:
-        out[0] = int.from_bytes(data, "little")
+    def read(self, data: memoryview, known: Values) -> Array:
+        return np.array([int.from_bytes(data, "little")])
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Places(Field):
 
     def __post_init__(self) -> None:
         # The code is longest where 38 % of the mask is true: 1.07 bits for each entry of the mask.
-        vars(self).update(shape=(self._check_count("count"),), max_bytes=_COUNT_BYTES + 1 + self.count * 9 // 64 + 8)
+        vars(self).update(max_bytes=_COUNT_BYTES + 1 + self.count * 9 // 64 + 8)
 
     def size(self, values: Values) -> int:
         positions = np.flatnonzero(values[self.name])
@@ -156,12 +156,11 @@ class Places(Field):
         if len(positions):
             self._positions(len(positions)).write({self.name: positions}, out[_COUNT_BYTES:])
 
-    def read(self, data: memoryview, known: Values, out: Array) -> None:
-        out[:], chosen = False, self._read_count(data)
+    def read(self, data: memoryview, known: Values) -> Array:
+        out, chosen = np.zeros(self.count, np.bool_), self._read_count(data)
         if chosen:
-            positions = np.empty(chosen, np.int64)
-            self._positions(chosen).read(data[_COUNT_BYTES:], known, positions)
-            out[positions] = True
+            out[self._positions(chosen).read(data[_COUNT_BYTES:], known)] = True
+        return out
 
     def example(self) -> Array:
         return np.zeros(self.shape, np.bool_)

@@ -1,4 +1,4 @@
-"""Compiled loops that encode, decode and check messages: symbols as blocks of bits, gaps between positions, floats.
+"""Compiled loops that encode, decode and check messages: symbols as blocks of bits, gaps between positions.
 
 Kernels run on one thread, without the interpreter lock. Integers are uint64: numba makes a float of a uint64 and an
 int64, and lets a signed index count from the end. Symbols and bits are read and written 8 bytes at a time. The next
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from pfedlms.backend import compiled
 
 Bytes = NDArray[np.uint8]
-Floats32 = NDArray[np.float32]
 Words = NDArray[np.uint64]
 SegmentTable = NDArray[np.int64]
 u64 = np.uint64
@@ -251,13 +250,3 @@ def gaps_end(data: Bytes, count: u64, width: u64) -> u64:
         if at > bits:
             break
     return at
-
-
-@compiled()
-def check_finite(first: int, last: int, numbers: Floats32, minimum: float, refused: Bytes) -> None:
-    """Set `refused: [1]` if a number from `first` to `last` − 1 is not finite or below `minimum`."""
-    good, least, part = True, np.float32(minimum), numbers[first:last]
-    for at in range(len(part)):
-        good &= (abs(part[at]) < np.inf) & (part[at] >= least)
-    if not good:
-        refused[0] = 1

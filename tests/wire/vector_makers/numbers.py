@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from pfedlms import rng
-from pfedlms.aggregate import Vote, pool_statistics, weighted_median
+from pfedlms.aggregate import Vote, pool_statistics, weighted_medians
 from pfedlms.models.layout import Layer
 from pfedlms.quantise import lloyd_max, normal_quantiles, symbols_of, thresholds_of
 from pfedlms.sketch.hadamard import fwht_
@@ -137,7 +137,7 @@ def medians() -> list[dict[str, Any]]:
         ((4, 2), (0.0, 0.0)),
         ((2**32 - 1, 2**32 - 1, 1), (1.0, 2.0, 3.0)),
     ]
-    found = [bits32(weighted_median(samples, np.float32(values)))[0] for samples, values in cases]
+    found = [bits32(weighted_medians(samples, np.float32(values)[:, None]))[0] for samples, values in cases]
     return [
         {"samples": list(samples), "values": bits32(values), "median": median}
         for (samples, values), median in zip(cases, found, strict=True)
