@@ -21,7 +21,7 @@ def unreachable_in(trips: range, refused: bool) -> Route:
 
     def route(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes | None:
         if client == ABSENT and decode(request).trip in trips:
-            return refusal(decode(request), Reason.FAILED, "its node is gone") if refused else None
+            return refusal(decode(request), Reason.FAILED, "its node is offline") if refused else None
         return handle(request)
 
     return route
@@ -39,7 +39,7 @@ def test_a_node_that_missed_answers_catches_up(method: str, refused: bool, tmp_p
     of the other nodes; also where the transport knows that it is absent and refuses in its place."""
     config = make_config(method, tmp_path / "run", train={"rounds": 9})
     fleet = Fleet(config, tmp_path / "nodes", unreachable_in(range(2, 7), refused))
-    reason = "refused, failed: its node is gone" if refused else "no reply within 600 s"
+    reason = "refused, failed: its node is offline" if refused else "no reply within 600 s"
     with pytest.warns(UserWarning, match=f"round 2: client {ABSENT} is left out: {reason}"):
         _, metrics = serve_run(config, fleet)
     check_same_tracked_model(fleet, "model")

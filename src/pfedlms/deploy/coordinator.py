@@ -112,12 +112,11 @@ class Coordinator:
         return replace(state, measure=(Flag.PERSONAL | Flag.SHARED) * measure, ask_ahead=number < last)
 
     def _warn(self, events: Iterable[Event]) -> None:
-        """Warn of an event once per client until its text changes; of a limited weight once per client."""
+        """Warn of an event once per client until its text changes."""
         for event in events:
-            limited = event.kind == "weight_limited"
-            last = self._warned.get((event.client, limited))
-            if last is None or (last != event.text and not limited):
-                self._warned[event.client, limited] = event.text
+            about = event.client, event.kind == "weight_limited"
+            if self._warned.get(about) != event.text:
+                self._warned[about] = event.text
                 warnings.warn(str(event), stacklevel=4)
 
     # --- evaluation
@@ -157,11 +156,6 @@ class Coordinator:
         if state["run"] != self.run:
             raise ValueError("checkpoint: it belongs to another model, method, setting, seed or initial weights")
         standing = dict(state["standing"])
-        if "inbox" in standing:
-            raise ValueError(
-                "checkpoint: it was made by an earlier version of pfedlms; finish this run with that version, or start "
-                "a new one in another folder with another run.seed"
-            )
         self.samples, self._nodes.counts = standing.pop("samples"), standing.pop("counts")
         self._state = self._server.restore(standing)
         self.rounds_played = self._state.round
@@ -199,8 +193,7 @@ class RunOnNodes(ActiveRun):
 
 
 class RoundLog(Callback):
-    """Logs one line per round: bytes, seconds, accuracy, and which clients were left out and why. An evaluation comes
-    after its round, so each line is written when the evaluation or the next round is there."""
+    """Logs one line per round: bytes, seconds, accuracy, and which clients were left out and why."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say, self._line, self._left_out, self._last_time = say, "", "", time.monotonic()
@@ -211,7 +204,6 @@ class RoundLog(Callback):
         self._say(f"pfedlms: {config.method} on {config.data.title}, {config.train.rounds} rounds{resumed}")
 
     def on_round(self, run: RunInfo, record: Mapping[str, Any]) -> None:
-        self._flush()
         traffic, now = record["bytes"], time.monotonic()
         up, down = (sum(count for name, count in traffic.items() if name.startswith(way)) for way in ("up", "down"))
         catch_up = f" + {traffic['catch_up']:,} to catch up" if traffic["catch_up"] else ""
@@ -219,21 +211,18 @@ class RoundLog(Callback):
             f"round {record['round']}/{run.config.train.rounds}: {len(record['participants'])} trained, loss "
             f"{record['loss']:.4f}, {up:,} bytes up, {down:,} down{catch_up}, {now - self._last_time:.1f} s"
         )
-        self._left_out = "; ".join(f"{client}: {printable(why)}" for client, why in record["left_out"].items())
+        left_out = "; ".join(f"{client}: {printable(why)}" for client, why in record["left_out"].items())
+        self._left_out = f"; left out: {left_out}" if left_out else ""
         self._last_time = now
 
     def on_evaluation(self, run: RunInfo, record: Mapping[str, Any]) -> None:
         self._line += f", {evaluation_text(record)}"
-        self._flush()
+
+    def on_step(self, run: RunInfo) -> None:
+        self._say(self._line + self._left_out)
 
     def on_end(self, run: RunInfo, summary: Mapping[str, Any]) -> None:
-        self._flush()
         self._say(f"pfedlms: {one_line_summary(summary)}")
-
-    def _flush(self) -> None:
-        if self._line:
-            self._say(self._line + (f"; left out: {self._left_out}" if self._left_out else ""))
-        self._line = ""
 
 
 def serve(

@@ -106,6 +106,11 @@ class Envelope:
         )  # fmt: skip
         return header + _CRC.pack(zlib.crc32(body, zlib.crc32(header))) + body
 
+    @property
+    def refused(self) -> Record | None:
+        """What says why a node refused; None in any other reply."""
+        return self.records[0] if self.records and self.records[0].code == Code.REFUSED else None
+
     def reply(self, *records: Record) -> Envelope:
         """A reply to this request."""
         return Envelope(Kind.REPLY, self.run, self.client, self.round, self.trip, records)
@@ -169,8 +174,6 @@ def refusal_text(record: Record) -> str:
     """The reason and text of a REFUSED record, with control characters escaped."""
     name = Reason(record.flags).name if record.flags in list(Reason) else f"reason {record.flags}"
     text = bytes(record.data[:MAX_TEXT_BYTES]).decode(errors="replace")
-    if "got magic b'PFLS'" in text:
-        text = "its pfedlms does not know signed requests; update pfedlms there and run `pfedlms deploy upgrade FOLDER`"
     return f"{name.lower()}: {printable(text)}"
 
 

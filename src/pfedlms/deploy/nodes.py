@@ -76,7 +76,7 @@ class Nodes:
                     raise WireError(f"no reply within {self._timeout:g} s")
                 reply = check_reply(envelope, data, self._messages)
                 # A refusal without ANSWERS_KNOWN is the transport's: it could not reach the node.
-                if [record.code for record in reply.records] == [Code.REFUSED]:
+                if reply.refused and len(reply.records) == 1:
                     reached.discard(client)
                 for record in reply.records:
                     if record.code == Code.ANSWERS_KNOWN:
@@ -198,8 +198,8 @@ def check_reply(request: Envelope, data: bytes, messages: Sequence[int]) -> Enve
     if reply.client != request.client:
         raise SenderError(f"reply: got one of client {reply.client}, expected {request.client}")
     if (reply.round, reply.trip) != (request.round, request.trip):
-        if reply.records and (reply.records[0].code, reply.records[0].flags) == (Code.REFUSED, Reason.BROKEN):
-            raise WireError(f"refused, {refusal_text(reply.records[0])}")  # the node could not read round and trip
+        if reply.refused and reply.refused.flags == Reason.BROKEN:  # the node could not read round and trip
+            raise WireError(f"refused, {refusal_text(reply.refused)}")
         raise RoundError(
             f"reply: got one to round {reply.round + 1}, trip {reply.trip}, expected {request.round + 1}, "
             f"{request.trip}"
@@ -212,8 +212,8 @@ def read_reply(
 ) -> tuple[bytes | memoryview | None, tuple[int, float] | None, dict[Split, tuple[float, float, int]]]:
     """The node's message, its N_k and loss, and its measurements. Raises the matching WireError unless the reply has
     exactly what the request asked for. The message itself is not decoded."""
-    if reply.records and reply.records[0].code == Code.REFUSED:
-        raise WireError(f"refused, {refusal_text(reply.records[0])}")
+    if reply.refused:
+        raise WireError(f"refused, {refusal_text(reply.refused)}")
     rest = [record for record in reply.records if record.code != Code.ANSWERS_KNOWN]
     frame, trained, counts = None, None, dict[Split, tuple[float, float, int]]()
     for order in request.records:

@@ -21,7 +21,6 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key, l
 from pfedlms.deploy import Node, Transport
 from pfedlms.deploy.envelope import Envelope, Kind, Reason, decode, refusal_text
 from pfedlms.deploy.nodes import check_reply
-from pfedlms.engine.transport import Code
 from pfedlms.errors import UsageError, WireError
 
 MAGIC = b"PFLS"
@@ -146,11 +145,10 @@ class SigningTransport:
 def describe_failure(request: Envelope, data: bytes, messages: Sequence[int]) -> str | None:
     """Why a reply is not valid or the node refused; None if the node executed the request."""
     try:
-        reply = check_reply(request, data, messages)
+        refused = check_reply(request, data, messages).refused
     except WireError as error:
         return str(error)
-    is_refusal = bool(reply.records) and reply.records[0].code == Code.REFUSED
-    return refusal_text(reply.records[0]) if is_refusal else None
+    return refusal_text(refused) if refused else None
 
 
 def sign_query(key: Ed25519PrivateKey, run: int, kind: str, node: int) -> bytes:
@@ -214,25 +212,21 @@ class SealedNode:
 
 
 def private_key(file: Path) -> Ed25519PrivateKey:
-    key = _load_key(file, lambda data: load_pem_private_key(data, None))
-    if not isinstance(key, Ed25519PrivateKey):
-        raise UsageError(f"{file}: got no Ed25519 private key; ./keys.sh server makes one")
+    key: Ed25519PrivateKey = _load_key(file, lambda data: load_pem_private_key(data, None), Ed25519PrivateKey)
     return key
 
 
 def public_key(file: Path) -> Ed25519PublicKey:
-    key = _load_key(file, load_pem_public_key)
-    if not isinstance(key, Ed25519PublicKey):
-        raise UsageError(f"{file}: got no Ed25519 public key; copy keys/server.pub from the server")
+    key: Ed25519PublicKey = _load_key(file, load_pem_public_key, Ed25519PublicKey)
     return key
 
 
-def _load_key(file: Path, load: Callable[[bytes], object]) -> object:
+def _load_key(file: Path, load: Callable[[bytes], Any], kind: Any) -> Any:
+    remedy = "./keys.sh server makes both keys on the server, nodes get keys/server.pub"
     try:
-        return load(file.read_bytes())
-    except FileNotFoundError as error:
-        raise UsageError(
-            f"{file}: is missing; ./keys.sh server makes the pair on the server, nodes get server.pub"
-        ) from error
+        key = load(file.read_bytes())
     except (OSError, ValueError) as error:
-        raise UsageError(f"{file}: cannot be read as a key ({error})") from error
+        raise UsageError(f"{file}: cannot be read as a key ({error}); {remedy}") from error
+    if not isinstance(key, kind):
+        raise UsageError(f"{file}: got another kind of key, expected an {kind.__name__}; {remedy}")
+    return key
