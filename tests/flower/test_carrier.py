@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
 from pfedlms.deploy.envelope import Code, Envelope, Kind, Reason, decode
+from pfedlms.flower import carrier as carrier_module
 from pfedlms.flower.carrier import CHECK, REQUEST, WHO, Carrier, Failure
 
 
@@ -35,6 +38,11 @@ class FakeService:
     sent: list[tuple[str, int, float, float]] = field(default_factory=list)
     """Kind, node, time and time to live of each message."""
     waiting: dict[str, tuple[int, bytes | Failure | None]] = field(default_factory=dict)
+    last: ClassVar[FakeService]
+    """The service that was made last: its time is that of the carrier."""
+
+    def __post_init__(self) -> None:
+        FakeService.last = self
 
     def nodes(self) -> set[int]:
         return {node for node, (since, end, _) in self.online.items() if since <= self.now < end}
@@ -61,6 +69,12 @@ class FakeService:
         return [node for kind, node, *_ in self.sent if kind == REQUEST]
 
 
+@pytest.fixture(autouse=True)
+def fake_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    functions = {"monotonic": lambda: FakeService.last.now, "sleep": lambda seconds: FakeService.last.sleep(seconds)}
+    monkeypatch.setattr(carrier_module, "time", SimpleNamespace(**functions))
+
+
 def node_of(client: int, silent_until: float = 0.0) -> Behaviour:
     def answer(kind: str, data: bytes, now: float) -> bytes | Failure | None:
         if kind == WHO:
@@ -81,8 +95,7 @@ def make_carrier(
     service: FakeService, clients: int, pinned: Mapping[int, int] | None = None
 ) -> tuple[Carrier, list[str]]:
     lines: list[str] = []
-    carrier = Carrier(service, clients, pinned, lines.append, lambda: service.now, service.sleep)
-    return carrier, lines
+    return Carrier(service, clients, dict(pinned or {}), lines.append, lambda kind, node: b""), lines
 
 
 def carrier_with_nodes(service: FakeService, clients: int) -> tuple[Carrier, list[str]]:
@@ -109,13 +122,6 @@ def test_the_carrier_waits_for_nodes_to_name_their_places() -> None:
     silent = FakeService(online={70: (*FOREVER, lambda kind, data, now: None)})
     assert make_carrier(silent, 2)[0].wait_for_nodes(5, 60) == set()
     assert 60 <= silent.now < 70
-
-
-def test_a_node_that_claims_the_place_of_an_absent_owner_has_no_place() -> None:
-    service = FakeService(online={71: (*FOREVER, node_of(1)), 99: (*FOREVER, node_of(0))})
-    carrier, _ = make_carrier(service, 2, {0: 70, 1: 71})
-    carrier.survey(5, 100)
-    assert (carrier.nodes_without_place, carrier.contested_places, carrier.places[0]) == ({99}, {}, 70)
 
 
 def test_a_node_that_comes_back_may_have_another_place() -> None:
@@ -199,40 +205,44 @@ def test_a_place_belongs_to_its_node_while_that_is_online() -> None:
     """Whichever other node claims it, earlier or later; it does not go back to an earlier owner, either."""
     service = FakeService(online={70: (0, 20, node_of(0)), 71: (3, 60, node_of(0)), 72: (45, 1e9, node_of(0))})
     carrier, _ = carrier_with_nodes(service, 1)
-    for now, owner, rivals in ((10, 70, {0: [70, 71]}), (30, 71, {}), (50, 71, {0: [71, 72]}), (70, 72, {})):
+    for now, owner in ((10, 70), (30, 71), (50, 71), (70, 72)):
         service.now = now
         carrier.send({0: request(0)}, 60)
         carrier.send({0: request(0)}, 60)
-        assert (carrier.places, carrier.contested_places) == ({0: owner}, rivals)
+        assert carrier.places == {0: owner}
     assert service.requests() == [70, 70, 71, 71, 71, 71, 72, 72]
     assert [kind for kind, *_ in service.sent].count(WHO) == 3  # two nodes that claim one place do not alternate
 
 
-def test_a_pinned_place_is_not_given_away_and_a_survey_names_its_rivals() -> None:
-    """Also rivals whose reply is late. A place without a pin can be claimed."""
-    late: Behaviour = lambda kind, data, now: b"0"  # noqa: E731
-    service = SlowService(online={70: (*FOREVER, node_of(0)), 71: (*FOREVER, node_of(1)), 72: (*FOREVER, late)})
-    carrier, lines = make_carrier(service, 2, {0: 70})
-    assert carrier.survey(5, 60) == {0, 1}
-    assert carrier.contested_places == {0: [70, 72]}
+def test_a_node_that_comes_back_does_not_take_its_place_from_the_next_one() -> None:
+    service = FakeService(online={70: (0, 20, node_of(0)), 71: (3, 1e9, node_of(0))})
+    carrier, _ = carrier_with_nodes(service, 1)
+    service.now = 10
+    carrier.send({0: request(0)}, 60)
+    service.now = 30
+    carrier.send({0: request(0)}, 60)
+    service.online[70] = (40, 1e9, lambda kind, data, now: None)
+    service.now = 50
+    carrier.send({0: request(0)}, 60)
+    assert (service.requests(), carrier.places) == ([70, 71, 71], {0: 71})
+
+
+def test_a_pinned_place_is_not_given_away_and_a_survey_asks_its_rivals() -> None:
+    """Each node gets its own query. A place without a pin can be claimed."""
+    rival: Behaviour = lambda kind, data, now: data if kind == CHECK else b"0"  # noqa: E731
+    silent = node_of(1, silent_until=1e9)
+    service = FakeService(online={70: (*FOREVER, node_of(0)), 71: (*FOREVER, silent), 72: (*FOREVER, rival)})
+    lines = list[str]()
+    carrier = Carrier(service, 2, {0: 70}, lines.append, lambda kind, node: f"{kind} {node}".encode())
+    late = Failure("no reply within 10 s")
+    assert carrier.survey(5, 10) == {70: f"{CHECK} 70!".encode(), 71: late, 72: f"{CHECK} 72".encode()}
     assert carrier.places == {0: 70, 1: 71}
-    assert "node 72: says it is client 0, whose place belongs to node 70" in lines
-    carrier.send({k: request(k) for k in (0, 1)}, 60)
-    assert service.requests() == [70, 71]
-
-
-def test_each_node_is_asked_with_its_own_query() -> None:
-    service = FakeService(online={70: (*FOREVER, node_of(0)), 71: (*FOREVER, node_of(1, silent_until=1e9))})
-    queries = list[tuple[str, int]]()
-
-    def query(kind: str, node: int) -> bytes:
-        queries.append((kind, node))
-        return f"{kind} {node}".encode()
-
-    carrier = Carrier(service, 2, None, lambda text: None, lambda: service.now, service.sleep, query)
-    carrier.wait_for_nodes(5, 100)
-    assert carrier.ask_all(CHECK, 10) == {0: f"{CHECK} 70!".encode(), 1: Failure("no reply within 10 s")}
-    assert queries == [(WHO, 70), (WHO, 71), (CHECK, 70), (CHECK, 71)]
+    assert "node 72: says it is client 0, whose place node 70 has and keeps while online" in lines
+    carrier.send({k: request(k) for k in (0, 1)}, 20)
+    assert set(service.requests()) == {70, 71}
+    service.online[70] = (0, 0, node_of(0))
+    assert carrier.survey(5, 10).keys() == {71, 72}
+    assert carrier.places[0] == 70
 
 
 def test_failures_are_refusals_with_printable_text() -> None:
@@ -246,9 +256,9 @@ def test_failures_are_refusals_with_printable_text() -> None:
     assert refusal_in(replies[0]) == r"MemoryError: \x1b[2J\nround 9/9: P-acc 100 %"
     assert lines[-1].startswith("node 72: got 'MemoryError: ")
     assert not [line for line in lines if "\x1b" in line or "\n" in line]
-    assert refusal_in(replies[1]) == "its node is gone"
+    assert refusal_in(replies[1]) == "its node is offline"
     assert 30 < service.now < 40  # the carrier waits for it to come back
-    assert refusal_in(carrier.send({1: request(1)}, 60)[1]) == "its node is gone"
+    assert refusal_in(carrier.send({1: request(1)}, 60)[1]) == "its node is offline"
     assert service.now < 40
 
 
@@ -277,7 +287,7 @@ def test_a_node_that_comes_back_is_sent_the_request_at_once() -> None:
                 if reply is None and name == "message 2":
                     service.waiting[name] = node, Failure("gone", gone=True)
 
-    carrier._sleep = sleep
+    service.sleep = sleep  # type: ignore[method-assign]
     assert carrier.send({0: request(0)}, 90) == {0: request(0) + b"!"}  # then again every 30 s while it is silent
     times = [now for kind, _, now, _ in service.sent if kind == REQUEST]
     assert [now > 25 for now in times] == [False, True, True]
@@ -308,9 +318,8 @@ def test_a_node_without_a_place_is_named_and_gets_no_requests(claim: bytes) -> N
     service = FakeService(online={70: own, 71: wrong, 72: leaving})
     carrier, lines = make_carrier(service, 2)
     assert carrier.wait_for_nodes(5, 100) == {0}
-    assert carrier.nodes_without_place == {71, 72}
+    assert carrier.places == {0: 70}
     assert any(line.startswith("node 71: got ") and "below 2" in line and len(line) < 150 for line in lines)
     service.now = 51.0
     carrier.send({0: request(0)}, 60)
     assert service.requests() == [70]
-    assert carrier.nodes_without_place == {71}

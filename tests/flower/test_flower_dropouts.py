@@ -59,7 +59,7 @@ def test_an_absent_node_and_a_late_one_catch_up(flotilla: Flotilla, tmp_path: Pa
     assert missed[-1] < 10  # it came back
     assert before == list(range(1, len(before) + 1))
     assert 2 <= len(before) < missed[-1]  # it joined while the other was absent
-    for client, trips, reason in [(ABSENT, missed, "its node is gone"), (LATE, before, "its node was not online yet")]:
+    for client, trips, reason in [(ABSENT, missed, "its node is offline"), (LATE, before, "its node is offline")]:
         named = {each["round"]: each["left_out"].get(str(client), "") for each in metrics}
         assert all(reason in named[number] for number in trips[1:])
         # A node that misses the end of a round has no message in the next one.

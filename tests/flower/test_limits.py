@@ -206,11 +206,20 @@ def test_an_error_about_a_nodes_own_data_does_not_quote_them_to_the_server(tmp_p
 
 
 @needs_flower
-def test_the_check_names_places_without_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_names_free_places_and_nodes_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rival of node 70 is wrong, also if it claims that its place is none."""
     from pfedlms.flower import apps
 
-    carrier, said = SimpleNamespace(ask_all=lambda *_: {}, contested_places={}, nodes_without_place=()), list[str]()
+    config, said = load_config(None, {"data": {"clients": 3}}), list[str]()
     monkeypatch.setattr(apps, "say", said.append)
-    for online, expected in (({0}, "1 of 3 places are taken, nobody is at 1, 2; the"), ({0, 1, 2}, "are taken; the")):
-        apps.check_nodes(load_config(None, {"data": {"clients": 3}}), carrier, online, bytes(8))  # type: ignore[arg-type]
-        assert expected in said[-1]
+    same = {**apps.versions(), "digest": bytes(8).hex()}
+    answers = {
+        node: json.dumps(same | {"place": place}).encode() for node, place in ((70, "0"), (71, "0"), (72, "None"))
+    }
+    with pytest.raises(UsageError, match="2 things are wrong"):
+        apps.check_nodes(config, {0: 70, 1: 79}, answers, bytes(8))
+    found = [json.loads(line.partition(": ")[2]) for line in said]
+    assert [each["wrong"] for each in found] == [True, True, False, False]
+    assert found[0]["text"] == "node 71: it has no place here: place: got 0, expected None"
+    assert found[2]["text"] == "client 0, node 70: as the server"
+    assert found[3]["text"].startswith("1 of 3 places are taken, nobody is at 1, 2; the server has ")
