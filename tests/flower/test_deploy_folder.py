@@ -240,9 +240,9 @@ def test_registration_pins_places(folder: Path, pretended_flower: Callable[[int]
     subprocess.run(["./keys.sh", "2"], cwd=folder, check=True)
     assert register(10) == 2
     assert "[code: 7] something else; is superlink.sh running?" in capsys.readouterr().err
-    for nothing in ((), ("x",)):
+    for nothing in ((), ("x",), ("0", "1")):
         assert gate.main("revoke", folder, *nothing) == 2
-        assert ", expected one of 0" in capsys.readouterr().err
+        assert ", expected some of 0" in capsys.readouterr().err
     assert gate.main("revoke", folder, "0") == 0
     assert FlowerSection(nodes=str(file)).pinned_nodes(3) == {}
     assert not (folder / "keys" / "node-0.pub").exists()
@@ -311,16 +311,6 @@ def test_a_key_that_flower_does_not_know_any_more_is_named(
     assert "this key was revoked, which cannot be undone; ./keys.sh --rotate K" in capsys.readouterr().err
 
 
-def test_the_check_names_a_port_changed_in_one_file_only(folder: Path) -> None:
-    expected = (
-        "flwr/config.toml has 127.0.0.1:8001, expected 127.0.0.1:9000, LINK_PORT of environment.sh; edit one of them"
-    )
-    assert expected not in [each.said for each in check(folder)]
-    environment = folder / "environment.sh"
-    environment.write_text(environment.read_text().replace("8001", "9000"))
-    assert [each.wrong for each in check(folder) if each.said == expected] == [True]
-
-
 OLD = """# What all scripts of this folder share; edit it on every machine alike.
 SERVER=${SERVER:-example.org}     # name
 PORT=${PORT:-8123}              # of the server
@@ -351,7 +341,7 @@ def test_a_folder_of_the_last_version_is_upgraded(tmp_path: Path) -> None:
     folder.chmod(0o755)
     (tmp_path / "data of all").mkdir(mode=0o755)
     (folder / "data").symlink_to(tmp_path / "data of all")
-    with pytest.raises(UsageError, match="bring the folder up to date: pfedlms deploy upgrade"):
+    with pytest.raises(UsageError, match="got no LINK_PORT; pfedlms deploy upgrade"):
         check(folder)
     assert "port 8123 of the gate; port 8124 must not be open" in "\n".join(upgrade(folder))
     assert (folder / "app" / "app.py").read_text() == "# mine\n"
@@ -403,13 +393,11 @@ def test_wrong_calls_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "there" / "file").touch()
     for arguments, expected in [
         (["init", str(tmp_path / "there")], "is not empty"),
-        (["init", str(tmp_path / "new"), "--nodes", "0"], "--nodes: got 0"),
-        (["init", str(tmp_path / "new"), "--port", "99999"], "--port: got 99999"),
+        (["init", str(tmp_path / "new"), "--nodes", "0"], "data.clients: got 0"),
         (["init", str(tmp_path / "new"), "--server", "host:9000"], "--server: got 'host:9000'"),
-        (["init", str(tmp_path / "new"), "--server", "a b"], "--server: got 'a b'"),
         (["init", str(tmp_path / "new"), "--method", "fedagv"], "did you mean fedavg"),
-        (["init", str(tmp_path / 'a"b%')], """got '"%' in the path, expected none of"""),
-        (["init", str(tmp_path / "two\nlines")], r"two\nlines': got '\n' in the path"),
+        (["init", str(tmp_path / 'a"b%')], "expected a path without quotes"),
+        (["init", str(tmp_path / "two\nlines")], "expected a path without quotes"),
         (["inti", str(tmp_path / "new")], "deploy: got 'inti'; did you mean init?"),
         (["check", str(tmp_path / "there")], "expected a folder of: pfedlms deploy init"),
         (["approve", str(tmp_path / "there")], "expected a folder of: pfedlms deploy init"),
@@ -464,14 +452,6 @@ def test_a_node_overrides_its_own_settings(folder: Path) -> None:
         ConfigError, match=r"node-config.server-key: got nothing, .*run `pfedlms deploy upgrade FOLDER`"
     ):
         node_settings(config, flower, {"partition-id": 1, "state": "mine"})
-
-
-@pytest.mark.parametrize("named", ["1,2,3,4", "1,x", "7,7"])
-def test_wrong_pins_are_refused(named: str) -> None:
-    with pytest.raises(UsageError, match=r"flower\.nodes: got '"):
-        FlowerSection(nodes=named).pinned_nodes(3)
-    assert FlowerSection(nodes="12, 5").pinned_nodes(3) == {0: 12, 1: 5}
-    assert FlowerSection(nodes="12,, 5").pinned_nodes(3) == {0: 12, 2: 5}
 
 
 def test_every_setting_of_a_node_is_on_the_page() -> None:

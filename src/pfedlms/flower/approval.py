@@ -11,7 +11,7 @@ import hashlib
 import json
 import tomllib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
@@ -58,7 +58,7 @@ def approve(folder: Path, settings: Mapping[str, Any], file: str = NODE) -> dict
     return entry
 
 
-def run_config(arguments: list[str]) -> dict[str, Any]:
+def run_config(arguments: Sequence[str]) -> dict[str, Any]:
     """The settings in `--run-config` arguments, read as Flower reads them."""
     texts = [value for option, value in pairwise(arguments) if option in ("--run-config", "-c")]
     if not texts:

@@ -12,7 +12,7 @@ from pfedlms.errors import ConfigError
 from pfedlms.experiment.config import Config, Tables, load_config, merge, read_toml
 from pfedlms.flower.approval import declared_settings
 from pfedlms.methods import METHODS
-from pfedlms.settings import find_problems, setting
+from pfedlms.settings import CUSTOM, find_problems, setting
 
 AS_IN_FILE = ""
 """A key of the run config with this value is as in the TOML file."""
@@ -32,8 +32,8 @@ class FlowerSection:
     )
     nodes: str = setting(
         "",
-        "ids of nodes by place, from 0, separated by commas, or the file that register.sh writes: replies for their "
-        "place are taken from them alone; empty: nodes say themselves which place is theirs (partition-id)",
+        "the file of places that register.sh writes: replies for a place are taken from its node alone; empty: nodes "
+        "say themselves which place is theirs (partition-id)",
     )
     key: str = setting(
         "", "the server's private key, which signs requests; empty: a key of this process alone, for simulations"
@@ -45,16 +45,14 @@ class FlowerSection:
     check: bool = setting(False, "ask all nodes for versions and digest, say what differs, and end")
 
     def pinned_nodes(self, clients: int) -> dict[int, int]:
-        """Node ids by place, from `nodes`. A place may be left free."""
-        if "/" in self.nodes:
-            return {place: entry["node"] for place, entry in read_places(Path(self.nodes)).items() if place < clients}
-        texts = [text.strip() for text in self.nodes.split(",")]
-        ids = [text for text in texts if text]
-        if not all(text.isdecimal() for text in ids) or len(texts) > clients or len(set(ids)) < len(ids):
-            raise ConfigError(
-                [f"flower.nodes: got {self.nodes!r}, expected at most data.clients = {clients} different node ids"]
-            )
-        return {place: int(text) for place, text in enumerate(texts) if text}
+        """Node ids by place, from the file `nodes`. A place may be left free."""
+        places = read_places(Path(self.nodes)) if self.nodes else {}
+        return {place: entry["node"] for place, entry in places.items() if place < clients}
+
+
+def has_parts_in_python(config: Config) -> bool:
+    """Whether the model, loss or metric is given in app.py, so that they are known only where it is executed."""
+    return CUSTOM in (config.model.name, config.train.loss, config.train.metric)
 
 
 def app_settings(app: Path) -> tuple[Config, FlowerSection]:
@@ -64,15 +62,14 @@ def app_settings(app: Path) -> tuple[Config, FlowerSection]:
 
 def read_places(file: Path) -> dict[int, dict[str, Any]]:
     """Nodes by place, as register.sh wrote them: each node's id and public key."""
-    if not file.exists():
-        return {}
+    text = file.read_text(encoding="utf-8") if file.exists() else "{}"
     try:
-        places = {int(place): entry for place, entry in json.loads(file.read_text(encoding="utf-8")).items()}
-        if all(isinstance(entry["node"], int) and isinstance(entry["key"], str) for entry in places.values()):
-            return places
-    except (ValueError, AttributeError, KeyError, TypeError):
-        pass
-    raise ConfigError([f"{file}: cannot be read as places; delete it and run ./register.sh"])
+        return {
+            int(place): {"node": int(entry["node"]), "key": str(entry["key"])}
+            for place, entry in json.loads(text).items()
+        }
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise ConfigError([f"{file}: cannot be read as places; delete it and run ./register.sh"]) from error
 
 
 @dataclass(frozen=True)

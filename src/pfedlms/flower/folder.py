@@ -49,27 +49,16 @@ def write_folder(
 ) -> list[Path]:  # fmt: skip
     """Write the folder and return its files. A folder that is not empty is refused."""
     link_port = port + 1 if link_port is None else link_port
-    if nodes < 1:
-        raise UsageError(f"--nodes: got {nodes}, expected a count of at least 1")
     if not re.fullmatch(r"[\w.-]+|\[[\da-fA-F:.]+\]", server, re.ASCII):
         raise UsageError(f"--server: got {server!r}, expected a name or an address; --port names the port")
-    for name, value in (("--port", port), ("--link-port", link_port)):
-        if not 1 <= value <= 65535:
-            raise UsageError(f"{name}: got {value}, expected a number from 1 to 65535")
-    if port == link_port:
-        raise UsageError(f"--link-port: got {link_port}, expected another one than --port")
     # Its path stands in TOML, in systemd's units, and in quotes in --node-config.
-    path, not_allowed = str(folder.resolve()), "\"'\\$%`"
-    if found := {sign for sign in path if sign in not_allowed or not sign.isprintable()}:
-        signs = "".join(sorted(found))
-        raise UsageError(
-            f"{path!r}: got {signs!r} in the path, expected none of {' '.join(not_allowed)}; name another folder"
-        )
+    path = str(folder.resolve())
+    if not path.isprintable() or set(path) & set("\"'\\$%`"):
+        raise UsageError(f"{path!r}: expected a path without quotes, \\, $, %, ` and line ends; name another folder")
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder}: is not empty; name a folder that is not there yet")
-    load_config(
-        None, {"data": {"dataset": dataset, "clients": nodes}, "method": {"name": method}}
-    )  # refuses unknown names
+    chosen: dict[str, dict[str, Any]] = {"data": {"dataset": dataset, "clients": nodes}, "method": {"name": method}}
+    load_config(None, chosen)  # refuses unknown names
     texts = render_files(folder, nodes, server, port, link_port, method, dataset)
     write_files(folder, texts)
     return [folder / name for name in texts]
@@ -107,13 +96,18 @@ def render_files(
     return texts
 
 
-def read_environment(folder: Path) -> dict[str, str]:
+def read_environment(folder: Path, *needed: str) -> dict[str, str]:
     """The addresses and ports in the folder's environment.sh."""
     if not (folder / "app" / "pyproject.toml").is_file():
         raise UsageError(f"{folder}: got no app/pyproject.toml, expected a folder of: pfedlms deploy init {folder}")
     file = folder / "environment.sh"
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    return dict(re.findall(r"^(?:export )?(\w+)=\$\{\w+:-([^}]*)\}", text, re.M))
+    named = dict(re.findall(r"^(?:export )?(\w+)=\$\{\w+:-([^}]*)\}", text, re.M))
+    if missing := [name for name in needed if name not in named]:
+        raise UsageError(
+            f"{file}: got no {', '.join(missing)}; pfedlms deploy upgrade writes what is newer than a folder"
+        )
+    return named
 
 
 def write_files(folder: Path, texts: Mapping[str, str]) -> None:
@@ -169,11 +163,7 @@ def _method_defaults(key: str) -> str:
 
 def upgrade(folder: Path) -> list[str]:
     """Write all files except the owner's, and keep the old ones in a backup folder. Returns what is left to do."""
-    named = read_environment(folder)
-    if "SERVER" not in named or "PORT" not in named:
-        raise UsageError(
-            f"{folder / 'environment.sh'}: got no SERVER and PORT, expected those of `pfedlms deploy init`"
-        )
+    named = read_environment(folder, "SERVER", "PORT")
     named.setdefault("LINK_PORT", str(int(named["PORT"]) + 1))  # the gate takes over the port that nodes know
     scripts = {int(match[1]) for file in folder.iterdir() if (match := re.fullmatch(r"node-(\d+)\.sh", file.name))}
     nodes = max(scripts, default=-1) + 1
@@ -193,10 +183,9 @@ def upgrade(folder: Path) -> list[str]:
             backup.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             shutil.copy2(folder / name, backup)
     write_files(folder, texts)
-    for path in [folder, *(path for path in folder.rglob("*") if path.is_dir() and not path.is_symlink())]:
-        path.chmod(0o700)
-    for path in (*folder.glob("state/*"), *folder.glob("superlink.db*"), *folder.glob("run/**/*")):
-        path.chmod(path.stat().st_mode & 0o700)
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode & 0o700)
     return [
         f"{len(texts)} files are of this version; those before are in {folder / BACKUP}",
         "server: end superlink.sh, ./certificates.sh, ./keys.sh server; then ./superlink.sh, ./gate.sh, ./register.sh",
