@@ -106,7 +106,7 @@ REPLIES: dict[str, tuple[Lie, str]] = {
     "another run": (with_fields(run=bytes(8)), "DigestError"),
     "for another client": (with_fields(client=0), "SenderError"),
     "an error of the engine": (
-        lambda reply, node: refusal(reply, Reason.FAILED, "the process was killed"),
+        lambda reply, node: refusal(reply, Reason.FAILED, "the process was killed", 0),
         "refused, failed: the process was killed",
     ),
 }

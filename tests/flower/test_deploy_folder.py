@@ -504,15 +504,3 @@ def test_the_user_that_runs_apps_cannot_read_the_nodes_key() -> None:
         assert not can("cat", "keys/server-signing.key")
         assert not can("sh", "-c", "echo '{}' >> approved.jsonl")
         assert not can("touch", "keys/other")
-
-
-def test_a_missing_extra_is_named() -> None:
-    script = (
-        "import sys; sys.modules['flwr'] = None\n"
-        "import pfedlms.flower as flower\n"
-        "for app in (flower.server, flower.client):\n"
-        "    try: app('pfedlms.toml')\n"
-        "    except flower.UsageError as error: print(error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.count("pip install 'pfedlms[flower]'") == 2

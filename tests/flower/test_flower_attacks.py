@@ -30,7 +30,7 @@ from pfedlms.experiment.store import RunDirectory
 from pfedlms.flower import approval, audit
 from pfedlms.flower.check import check as check_folder
 from pfedlms.flower.gate import key_header
-from pfedlms.flower.signing import strip_seal
+from pfedlms.flower.signing import unseal
 
 pytestmark = [needs_flower, long, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 ONLINE = "SuperNode ID: "
@@ -147,7 +147,7 @@ class Liar:
     def __call__(self, attacker: Attacker, kind: str, data: bytes) -> Any:
         if kind != "train.request":
             return None
-        request = decode(strip_seal(data))
+        request = decode(unseal(data, None)[1])
         if request.trip == self._trip:
             return None  # repeated, because the reply was not accepted
         if self._trip < 0:
@@ -163,7 +163,7 @@ class Liar:
                 except Exception as error:
                     attacker.failed.append(f"forged: {error}")
         self._trip = request.trip
-        honest = decode(self._node.handle(strip_seal(data)))
+        honest = decode(self._node.handle(unseal(data, None)[1]))
         return LIES[request.trip][0](honest, self._node) if request.trip < len(LIES) else honest.encode()
 
 

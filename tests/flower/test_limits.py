@@ -31,7 +31,7 @@ from pfedlms.experiment.prepare import NAMED_PROBLEM
 from pfedlms.flower import audit
 from pfedlms.flower.config import NodeSection
 from pfedlms.flower.launcher import Launcher
-from pfedlms.flower.signing import strip_seal
+from pfedlms.flower.signing import unseal
 from pfedlms.flower.superlink import describe_violation
 
 
@@ -58,7 +58,7 @@ def test_a_node_that_breaks_a_limit_is_left_out_and_named(lie: false_replies.Lie
 
     def check_limits(requests: dict[int, bytes]) -> None:
         for each in requests.values():
-            assert largest_reply(decode(strip_seal(each)), sizes)[0] < 4096 + sum(sizes)
+            assert largest_reply(decode(unseal(each, None)[1]), sizes)[0] < 4096 + sum(sizes)
 
     fleet = Fleet(
         config, tmp_path / "nodes", lying_route(lie, lambda: fleet), before_trip=check_limits, handler=signed_handler

@@ -22,8 +22,7 @@ The body is a sequence of records. Each is 16 bytes and its data:
 
 Numbers are unsigned, little endian. The records of a request are orders, which the node executes one after the other.
 A reply has one record for each SEND and TRAIN of its request, in the same order, and ANSWERS_KNOWN. A refusal has
-REFUSED instead; ANSWERS_KNOWN follows only if the node itself refuses. Every length is compared with the bytes received
-before memory is allocated.
+REFUSED and ANSWERS_KNOWN. Every length is compared with the bytes received before memory is allocated.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class Reason(IntEnum):
     DIVERGED = 5
     """The node's loss or model is not finite any more."""
     FAILED = 6
-    """The node or its connection failed."""
+    """The node failed."""
 
 
 @dataclass(frozen=True)
@@ -161,13 +160,10 @@ def _records(body: memoryview, most: int | None) -> tuple[Record, ...]:
     return tuple(records)
 
 
-def refusal(request: Envelope, reason: Reason, text: str, answers_known: int | None = None) -> bytes:
-    """The encoded reply that the request was not executed. The node itself adds `answers_known`. A transport that knows
-    why no reply comes makes a refusal with Reason.FAILED, without `answers_known`."""
-    records = [Record(Code.REFUSED, flags=reason, data=text.encode()[:MAX_TEXT_BYTES])]
-    if answers_known is not None:
-        records.append(Record(Code.ANSWERS_KNOWN, answers_known))
-    return request.reply(*records).encode()
+def refusal(request: Envelope, reason: Reason, text: str, answers_known: int) -> bytes:
+    """The encoded reply that the request was not executed."""
+    refused = Record(Code.REFUSED, flags=reason, data=text.encode()[:MAX_TEXT_BYTES])
+    return request.reply(refused, Record(Code.ANSWERS_KNOWN, answers_known)).encode()
 
 
 def refusal_text(record: Record) -> str:

@@ -29,7 +29,7 @@ from pfedlms.deploy.envelope import (
 )  # fmt: skip
 from pfedlms.deploy.run_setup import RunSetup
 from pfedlms.engine.transport import Code, Event, Flag, Inbox, Record, Request, Split
-from pfedlms.errors import DecodeError, DigestError, OversizedError, RoundError, SenderError, WireError
+from pfedlms.errors import DecodeError, DigestError, OversizedError, RoundError, SenderError, WireError, printable
 from pfedlms.wire.frames import HEADER_BYTES
 
 MAX_EVALUATION_RATIO = 10
@@ -43,9 +43,9 @@ UNUSUAL_POINTS, UNUSUAL_FACTOR = 60.0, 10.0
 class Transport(Protocol):
     """Delivers requests to nodes."""
 
-    def send(self, requests: dict[int, bytes], timeout: float) -> Mapping[int, bytes]:
+    def send(self, requests: dict[int, bytes], timeout: float) -> Mapping[int, bytes | str]:
         """Send the requests, which are given by client, and return the replies that came within `timeout` seconds, by
-        client. A client without a reply is late, lost, or has not connected yet."""
+        client; a text in place of a reply says why there is none and that the client was not reached."""
         ...
 
 
@@ -74,10 +74,10 @@ class Nodes:
             try:
                 if (data := replies.get(client)) is None:
                     raise WireError(f"no reply within {self._timeout:g} s")
-                reply = check_reply(envelope, data, self._messages)
-                # A refusal without ANSWERS_KNOWN is the transport's: it could not reach the node.
-                if reply.refused and len(reply.records) == 1:
+                if isinstance(data, str):
                     reached.discard(client)
+                    raise WireError(f"no reply: {printable(data)}")
+                reply = check_reply(envelope, data, self._messages)
                 for record in reply.records:
                     if record.code == Code.ANSWERS_KNOWN:
                         inbox.answers_known[client] = record.number

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
 
-from pfedlms.errors import PfedlmsError, UsageError, did_you_mean, printable
-from pfedlms.flower import MISSING, audit
+from pfedlms.errors import PfedlmsError, UsageError, did_you_mean, printable, reason
+from pfedlms.flower import audit
 
 NODE, SERVER = "approved.jsonl", "approved-server.jsonl"
 """Allow-lists of a folder: for the nodes on this machine, and for its server."""
@@ -37,10 +37,8 @@ def build(app: Path) -> bytes:
             from flwr.cli.build import build_fab_from_disk
 
             return bytes(build_fab_from_disk(app))
-    except ModuleNotFoundError as error:
-        raise UsageError(MISSING) from error
     except Exception as error:  # Flower raises what its parts do
-        raise UsageError(f"{app}: cannot be built as a Flower app ({type(error).__name__}: {error})") from error
+        raise UsageError(f"{app}: cannot be built as an app of pfedlms[flower] ({reason(error)})") from error
 
 
 def approve(folder: Path, settings: Mapping[str, Any], file: str = NODE) -> dict[str, Any]:
@@ -67,10 +65,8 @@ def run_config(arguments: Sequence[str]) -> dict[str, Any]:
         from flwr.common.config import parse_config_args
 
         return dict(parse_config_args(texts))
-    except ModuleNotFoundError as error:
-        raise UsageError(MISSING) from error
     except Exception as error:  # Flower raises what its parser does
-        raise UsageError(f"--run-config: cannot be read ({error})") from error
+        raise UsageError(f"--run-config: cannot be read by pfedlms[flower] ({error})") from error
 
 
 def check(file: Path, content: bytes, override: Mapping[str, Any]) -> str:

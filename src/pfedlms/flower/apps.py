@@ -278,7 +278,7 @@ def _read(message: Message, node: int) -> bytes | Failure:
     must be its own, too."""
     if message.has_error():
         lines = (message.error.reason or "").strip().splitlines() or ["no reason was given"]
-        return Failure(f"{printable(lines[-1])} (Flower's code {message.error.code})", message.error.code == _NODE_GONE)
+        return Failure(f"{lines[-1]} (Flower's code {message.error.code})", message.error.code == _NODE_GONE)
     if message.metadata.src_node_id != node:
         return Failure(f"a reply names node {message.metadata.src_node_id} as its sender, expected {node}")
     if list(message.content) != ["pfedlms"]:

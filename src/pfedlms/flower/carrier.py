@@ -7,9 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from pfedlms.deploy.envelope import Reason, decode, refusal
 from pfedlms.errors import printable
-from pfedlms.flower.signing import strip_seal
 
 WHO, CHECK, REQUEST = "query.who", "query.check", "train.request"
 """Kinds of messages: which place does the node have, what does it run, and a request of a run."""
@@ -42,7 +40,7 @@ class _Trip:
 
     waiting: dict[int, bytes]
     """Requests without a reply, by client."""
-    replies: dict[int, bytes] = field(default_factory=dict)
+    replies: dict[int, bytes | str] = field(default_factory=dict)
     sent: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Client and node by message id."""
     last_sent: dict[int, tuple[int, float, str]] = field(default_factory=dict)
@@ -108,8 +106,8 @@ class Carrier:
             time.sleep(_POLL)
         return answers
 
-    def send(self, requests: dict[int, bytes], timeout: float) -> dict[int, bytes]:
-        """See `deploy.Transport`. A client whose node is known to be offline gets a refusal that says so."""
+    def send(self, requests: dict[int, bytes], timeout: float) -> dict[int, bytes | str]:
+        """See `deploy.Transport`."""
         trip, begun = _Trip(dict(requests)), time.monotonic()
         end = begun + timeout
         while trip.waiting and time.monotonic() < end:
@@ -126,8 +124,7 @@ class Carrier:
             time.sleep(_pause(time.monotonic() - begun, len(trip.waiting)))
         self._abandoned |= trip.sent.keys()
         for client in sorted(trip.waiting.keys() - self._online_clients()):
-            why = "its node is offline" if client in self.places else "no node has taken this place"
-            self._refuse(trip, client, why)
+            trip.replies[client] = "its node is offline" if client in self.places else "no node has taken this place"
         return trip.replies
 
     @property
@@ -208,10 +205,8 @@ class Carrier:
             if reply.gone:
                 self._online.discard(node)
             else:
-                self._refuse(trip, client, reply.text)
-
-    def _refuse(self, trip: _Trip, client: int, text: str) -> None:
-        trip.replies[client] = refusal(decode(strip_seal(trip.waiting.pop(client))), Reason.FAILED, printable(text))
+                trip.replies[client] = reply.text
+                del trip.waiting[client]
 
 
 def _pause(elapsed: float, waiting: int) -> float:

@@ -18,7 +18,6 @@ from pathlib import Path
 from pfedlms import __version__
 from pfedlms.deploy.run_setup import RunSetup
 from pfedlms.errors import PfedlmsError, UsageError, printable
-from pfedlms.flower import MISSING
 from pfedlms.flower.approval import SERVER, approve
 from pfedlms.flower.carrier import CHECK_RECORD
 from pfedlms.flower.config import app_settings, has_parts_in_python
@@ -71,7 +70,7 @@ def _check_versions() -> CheckResult:
     try:
         installed = version("flwr")
     except PackageNotFoundError:
-        return CheckResult("versions", MISSING, wrong=True)
+        installed = "is not installed"
     fits = tuple(map(int, re.findall(r"\d+", installed)[:2])) == FLOWER
     expected = "" if fits else f", expected {FLOWER[0]}.{FLOWER[1]}: pip install 'pfedlms[flower]'"
     return CheckResult("versions", f"pfedlms {__version__}, flwr {installed}{expected}", not fits)
@@ -158,10 +157,7 @@ def _check_closed_paths(address: str, authority: Path) -> CheckResult:
     for path in _CLOSED_PATHS:
         try:
             with closing(_connection(address, authority)) as connection:
-                connection.putrequest("POST", path, skip_accept_encoding=True)
-                connection.putheader("Content-Type", "application/protobuf")
-                connection.putheader("Content-Length", "0")
-                connection.endheaders()
+                connection.request("POST", path, b"", {"Content-Type": "application/protobuf"})
                 status = connection.getresponse().status
         except (OSError, HTTPException) as error:
             return CheckResult("doors", f"{address}{path}: no answer ({error or type(error).__name__})", wrong=True)

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key, l
 from pfedlms.deploy import Node, Transport
 from pfedlms.deploy.envelope import Envelope, Kind, Reason, decode, refusal_text
 from pfedlms.deploy.nodes import check_reply
-from pfedlms.errors import UsageError, WireError
+from pfedlms.errors import UsageError, WireError, printable
 
 MAGIC = b"PFLS"
 VERSION = 1
@@ -90,11 +90,6 @@ def unseal(data: bytes, key: Ed25519PublicKey | None) -> tuple[Seal, bytes]:
     return Seal(run, place, trip, answered, flags), content
 
 
-def strip_seal(data: bytes) -> bytes:
-    """The content of sealed bytes, without a check; other bytes as they are."""
-    return data[SEAL_BYTES:] if data[: len(MAGIC)] == MAGIC else data
-
-
 # --- the server
 
 
@@ -116,22 +111,23 @@ class SigningTransport:
         self._answered: dict[int, int] = {}
         """`Seal.answered` by place. A place that is missing here gets a request with the flag RESUME."""
 
-    def send(self, requests: dict[int, bytes], timeout: float) -> dict[int, bytes]:
+    def send(self, requests: dict[int, bytes], timeout: float) -> dict[int, bytes | str]:
         envelopes = {client: decode(data) for client, data in requests.items()}
         begun = time.monotonic()
         sealed = {client: self._seal(envelopes[client], data) for client, data in requests.items()}
         replies = dict(self._transport.send(sealed, timeout))
         for client, request in envelopes.items():
             reply = replies.get(client)
-            failure = "no reply" if reply is None else describe_failure(request, reply, self._messages)
+            failure = describe_failure(request, reply, self._messages)
             # A node without a reply may have executed the request, and one that refused may have lost its state.
             if failure is not None:
                 self._answered.pop(client, None)
             elif request.kind == Kind.REQUEST:
                 self._answered[client] = request.trip + 1
+            received = len(reply) if isinstance(reply, bytes) else 0
             self._log({
                 "event": "request", "run": request.run.hex(), "round": request.round + 1, "trip": request.trip,
-                "client": client, "sent": len(requests[client]), "received": len(reply or b""),
+                "client": client, "sent": len(requests[client]), "received": received,
                 "seconds": round(time.monotonic() - begun, 1), "result": failure or "replied",
             })  # fmt: skip
         return replies
@@ -142,10 +138,12 @@ class SigningTransport:
         return seal(self._key, Seal(request.run, request.client, request.trip, answered, flags), data)
 
 
-def describe_failure(request: Envelope, data: bytes, messages: Sequence[int]) -> str | None:
-    """Why a reply is not valid or the node refused; None if the node executed the request."""
+def describe_failure(request: Envelope, reply: bytes | str | None, messages: Sequence[int]) -> str | None:
+    """Why there is no valid reply, or the node refused; None if the node executed the request."""
+    if not isinstance(reply, bytes):
+        return f"no reply: {printable(reply)}" if reply else "no reply"
     try:
-        refused = check_reply(request, data, messages).refused
+        refused = check_reply(request, reply, messages).refused
     except WireError as error:
         return str(error)
     return refusal_text(refused) if refused else None
