@@ -32,7 +32,7 @@ from pfedlms.experiment.config import load_config
 from pfedlms.flower import approval, gate
 from pfedlms.flower.check import check
 from pfedlms.flower.config import FlowerSection, NodeSection, node_settings, run_settings
-from pfedlms.flower.folder import render_pyproject, upgrade, write_folder
+from pfedlms.flower.folder import upgrade, write_folder
 from pfedlms.flower.signing import private_key, public_key
 from pfedlms.methods import METHODS
 
@@ -48,8 +48,8 @@ def call(folder: Path, *command: str, **more: Any) -> subprocess.CompletedProces
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, **more)
 
 
-def declared_settings() -> dict[str, Any]:
-    return approval.declared_settings(render_pyproject())
+def declared_settings(folder: Path) -> dict[str, Any]:
+    return approval.declared_settings((folder / "app" / "pyproject.toml").read_text())
 
 
 def test_a_run_must_be_on_the_allow_list(tmp_path: Path) -> None:
@@ -79,14 +79,14 @@ def test_a_setting_that_is_not_declared_is_named(folder: Path) -> None:
     assert not (folder / approval.NODE).exists()
 
 
-def test_every_setting_is_declared_with_its_meaning() -> None:
-    own = {f"flower.{each.name}" for each in fields(FlowerSection)}
-    assert declared_settings().keys() - own == {row["setting"] for row in settings()} | {"method.name"}
-    assert own <= declared_settings().keys()
-    lines = render_pyproject().splitlines()
+def test_every_setting_is_declared_with_its_meaning(folder: Path) -> None:
+    declared, own = declared_settings(folder), {f"flower.{each.name}" for each in fields(FlowerSection)}
+    assert declared.keys() - own == {row["setting"] for row in settings()} | {"method.name"}
+    assert own <= declared.keys()
+    lines = (folder / "app" / "pyproject.toml").read_text().splitlines()
     start = lines.index("[tool.flwr.app.config.flower]")
     keys = [number for number, line in enumerate(lines) if number > start and " = " in line and line[0] not in "#["]
-    assert len(keys) == len(declared_settings())
+    assert len(keys) == len(declared)
     assert all(lines[number - 1].startswith("# ") for number in keys)
 
 
@@ -96,12 +96,10 @@ def test_the_folder_is_a_complete_configuration(nodes: int, weight: float, tmp_p
     files = write_folder(folder, nodes, "sketchvote", server="example.org", port=8123)
     assert sorted(files) == sorted(path for path in folder.rglob("*") if path.is_file())
     assert not [path for path in files if re.search("@[A-Z]+@", path.read_text())]
-    config, flower = run_settings(folder / "app" / "pfedlms.toml", declared_settings())
+    config, flower = run_settings(folder / "app" / "pfedlms.toml", declared_settings(folder))
     assert config == load_config(folder / "app" / "pfedlms.toml")
-    assert flower == FlowerSection()
     assert all(path.stat().st_mode & 0o077 == 0 for path in (folder, *folder.rglob("*")))
-    own = tomllib.loads((folder / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]["flower"]
-    assert (own["key"], own["nodes"]) == (f"{folder}/keys/server-signing.key", f"{folder}/places.json")
+    assert (flower.key, flower.nodes) == (f"{folder}/keys/server-signing.key", f"{folder}/places.json")
     assert (config.method, config.data.clients, config.train.max_weight) == ("sketchvote", nodes, weight)
     assert config.train.max_scale == 100
     assert config.run.out == str(folder / "run")
@@ -420,21 +418,21 @@ def test_without_flower_approving_names_the_extra(
 def test_run_configs_override_the_file_and_all_errors_are_named(folder: Path) -> None:
     file = folder / "app" / "pfedlms.toml"
     config, flower = run_settings(
-        file, declared_settings() | {"train.rounds": 5, "method.name": "stc", "flower.wait": 3.0}
+        file, declared_settings(folder) | {"train.rounds": 5, "method.name": "stc", "flower.wait": 3.0}
     )
     assert (config.train.rounds, config.method, flower.wait) == (5, "stc", 3.0)
     assert set(METHODS) == {
-        run_settings(file, declared_settings() | {"method.name": name})[0].method for name in METHODS
+        run_settings(file, declared_settings(folder) | {"method.name": name})[0].method for name in METHODS
     }
     with pytest.raises(ConfigError) as caught:
-        run_settings(file, declared_settings() | {"train.rounds": 0, "flower.attempts": 0, "method.ratio": "x"})
+        run_settings(file, declared_settings(folder) | {"train.rounds": 0, "flower.attempts": 0, "method.ratio": "x"})
     assert [line.partition(":")[0] for line in caught.value.problems] == [
         "flower.attempts", "train.rounds", "method.ratio",
     ]  # fmt: skip
 
 
 def test_a_node_overrides_its_own_settings(folder: Path) -> None:
-    config, flower = run_settings(folder / "app" / "pfedlms.toml", declared_settings())
+    config, flower = run_settings(folder / "app" / "pfedlms.toml", declared_settings(folder))
     own = {"partition-id": 2, "state": "mine", "server-key": "server.pub"}
     own |= {"device": "cpu", "threads": 3, "data-dir": "there", "data": "a:b"}
     there, section, state = node_settings(config, flower, own)
@@ -444,7 +442,7 @@ def test_a_node_overrides_its_own_settings(folder: Path) -> None:
         "all/node-1"
     )
     with pytest.raises(ConfigError) as caught:
-        node_settings(config, flower, {"partition": 1, "threads": "x"})
+        node_settings(config, FlowerSection(), {"partition": 1, "threads": "x"})
     text = str(caught.value)
     assert all(f"node-config.{key}: " in text for key in ("partition-id", "partition", "threads", "state"))
     assert "got -1" in text

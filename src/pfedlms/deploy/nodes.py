@@ -245,28 +245,27 @@ class Report(NamedTuple):
 
 def unusual_changes(before: Mapping[int, Report], now: Mapping[int, Report]) -> dict[int, str]:
     """By client, what changed from its last report to this one as in no other client's reports."""
-    pairs = {client: (before[client], now[client]) for client in sorted(before.keys() & now.keys())}
-    losses = {k: log10(new.loss / old.loss) for k, (old, new) in pairs.items() if old.loss > 0 and new.loss > 0}
-    points = {
-        client: new.accuracy - old.accuracy
-        for client, (old, new) in pairs.items()
-        if old.accuracy is not None and new.accuracy is not None
-    }
-    texts: dict[int, str] = {}
-    for client, (old, new) in pairs.items():
-        changes = []
+    losses, points, texts = dict[int, float](), dict[int, float](), dict[int, list[str]]()
+    for client in sorted(before.keys() & now.keys()):
+        old, new = before[client], now[client]
         if old.samples != new.samples:
-            changes.append(f"{new.samples} training samples, {old.samples} before")
-        if _is_unusual(client, losses, log10(UNUSUAL_FACTOR)):
-            changes.append(f"a loss of {new.loss:.4g}, {old.loss:.4g} before")
-        if _is_unusual(client, points, UNUSUAL_POINTS):
-            changes.append(f"an accuracy of {new.accuracy:.1f} %, {old.accuracy:.1f} % before")
-        if changes:
-            texts[client] = " and ".join(changes)
-    return texts
+            texts[client] = [f"{new.samples} training samples, {old.samples} before"]
+        if old.loss > 0 and new.loss > 0:
+            losses[client] = log10(new.loss / old.loss)
+        if old.accuracy is not None and new.accuracy is not None:
+            points[client] = new.accuracy - old.accuracy
+    for client in _outliers(losses, log10(UNUSUAL_FACTOR)):
+        text = f"a loss of {now[client].loss:.4g}, {before[client].loss:.4g} before"
+        texts.setdefault(client, []).append(text)
+    for client in _outliers(points, UNUSUAL_POINTS):
+        text = f"an accuracy of {now[client].accuracy:.1f} %, {before[client].accuracy:.1f} % before"
+        texts.setdefault(client, []).append(text)
+    return {client: " and ".join(changes) for client, changes in texts.items()}
 
 
-def _is_unusual(client: int, changes: Mapping[int, float], limit: float) -> bool:
-    if client not in changes or len(changes) < MIN_CLIENTS_TO_COMPARE:
-        return False
-    return abs(changes[client] - median(changes.values())) > limit
+def _outliers(changes: Mapping[int, float], limit: float) -> list[int]:
+    """The clients whose change is further than the limit from the median of all."""
+    if len(changes) < MIN_CLIENTS_TO_COMPARE:
+        return []
+    middle = median(changes.values())
+    return [client for client, change in changes.items() if abs(change - middle) > limit]

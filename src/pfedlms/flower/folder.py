@@ -25,8 +25,6 @@ NAME = "federation"
 MIN_NODES_TO_LIMIT, MAX_WEIGHT = 3, 0.4
 """From so many nodes on, `init` writes this train.max_weight."""
 POOLING = '\n[pfedlms]\npooling = "median"  # one node cannot move the thresholds of all\n'
-SERVER_MEMORY, GATE_MEMORY, LINK_MEMORY, APP_MEMORY = "4G", "256M", "1G", "8G"
-"""Memory limits of the systemd units: server, gate, a node's connection, and its apps."""
 
 SAME_NAME = (
     "README.md", "environment.sh", "gate.conf", "certificates.sh", "keys.sh", "superlink.sh", "gate.sh", "register.sh",
@@ -78,21 +76,15 @@ def render_files(
         "CONNECTIONS": str(20 + 8 * nodes), "HERE": str(here), "PATH": f"{python}:{os.defpath.strip(':')}:/usr/sbin",
     }  # fmt: skip
 
-    def unit(template: str, memory: str, **options: str) -> str:
-        unit_values = {"USER": "pfedlms", "PRIVATE_DEVICES": "yes", **values, **options}
-        hardened = _render("hardened.service", {"MEMORY": memory, **unit_values})
-        return _render(template, {"HARDENED": hardened.rstrip(), **unit_values})
-
+    values["HARDENED"] = _render("hardened.service", values).rstrip()
     texts = {"app/pyproject.toml": render_pyproject(here)}
     texts |= {name: _render(template, values) for name, template in FILES.items()}
-    texts["systemd/pfedlms-superlink.service"] = unit("superlink.service", SERVER_MEMORY)
-    texts["systemd/pfedlms-gate.service"] = unit("gate.service", GATE_MEMORY)
-    for node in range(nodes):
-        texts[f"node-{node}.sh"] = _render("node.sh", {**values, "NODE": str(node)})
-        texts[f"systemd/pfedlms-node-{node}.service"] = unit("node.service", LINK_MEMORY, NODE=str(node))
-        # Apps may need the GPU, which is a device.
-        apps = {"NODE": str(node), "USER": "pfedlms-app", "PRIVATE_DEVICES": "no"}
-        texts[f"systemd/pfedlms-app-{node}.service"] = unit("app.service", APP_MEMORY, **apps)
+    texts |= {f"systemd/pfedlms-{unit}.service": _render(f"{unit}.service", values) for unit in ("superlink", "gate")}
+    for node in map(str, range(nodes)):
+        values["NODE"] = node
+        texts[f"node-{node}.sh"] = _render("node.sh", values)
+        for unit in ("node", "app"):
+            texts[f"systemd/pfedlms-{unit}-{node}.service"] = _render(f"{unit}.service", values)
     return texts
 
 
@@ -128,9 +120,9 @@ def _render(name: str, values: Mapping[str, str]) -> str:
     return text
 
 
-def render_pyproject(folder: Path | None = None, values: Mapping[str, Any] | None = None) -> str:
-    """The app's pyproject.toml for Flower: every key of the run config with its meaning. With a `folder`, paths in it
-    are filled in; `values` are settings to keep."""
+def render_pyproject(folder: Path, values: Mapping[str, Any] | None = None) -> str:
+    """The app's pyproject.toml for Flower: every key of the run config with its meaning. Paths are in this folder;
+    `values` are settings to keep."""
     paths = {"state": "state", "key": "keys/server-signing.key", "nodes": "places.json", "audit": "audit/server.jsonl"}
     kept = {name: value for name, value in (values or {}).items() if value != AS_IN_FILE}
     sections: dict[str, list[str]] = {"flower": [], "data": [], "model": [], "train": [], "method": [], "run": []}
@@ -139,7 +131,7 @@ def render_pyproject(folder: Path | None = None, values: Mapping[str, Any] | Non
         sections[section] += [f"# {meaning}", f"{key} = {as_toml(kept.get(f'{section}.{key}', value))}"]
 
     for field in fields(FlowerSection):
-        value = str(folder / paths[field.name]) if folder and field.name in paths else field.default
+        value = str(folder / paths[field.name]) if field.name in paths else field.default
         add("flower", field.name, field.metadata["help"], value)
     add("method", "name", "method by name")
     for (section, key), field in setting_fields(METHODS).items():
@@ -150,15 +142,9 @@ def render_pyproject(folder: Path | None = None, values: Mapping[str, Any] | Non
 
 
 def _method_defaults(key: str) -> str:
-    """Which methods have this key, and its default in each."""
-    defaults = {
-        name: setting_fields([name])["method", key].default
-        for name in METHODS
-        if ("method", key) in setting_fields([name])
-    }
-    if len(set(map(str, defaults.values()))) == 1:
-        return f"of {', '.join(defaults)}; default {as_toml(next(iter(defaults.values())))}"
-    return "of " + ", ".join(f"{name}: default {as_toml(value)}" for name, value in defaults.items())
+    """The defaults of this key, by method."""
+    fields_of = {name: setting_fields([name]).get(("method", key)) for name in METHODS}
+    return "default " + ", ".join(f"{as_toml(own.default)} of {name}" for name, own in fields_of.items() if own)
 
 
 def upgrade(folder: Path) -> list[str]:
