@@ -219,7 +219,7 @@ def test_the_check_finds_open_paths(gate: Gate) -> None:
     assert not _check_closed_paths(f"127.0.0.1:{gate.port}", authority).wrong
     found = _check_closed_paths(f"127.0.0.1:{gate.link_port}", authority)
     assert found.wrong
-    assert "/v1/control/list-runs: answers with 200: whoever reaches this address can start runs" in found.said
+    assert "/v1/control/list-runs: answers with 200: whoever reaches this address can run code" in found.said
     assert not _check_superlink(gate.link_port).wrong
     with socket.create_server(("0.0.0.0", 0)) as exposed:
         port = exposed.getsockname()[1]

@@ -59,8 +59,8 @@ class Coordinator:
         """Called after every trip that does not end a round, to save `state`."""
         self.samples: dict[int, int] = {}
         """The last N_k that each client reported, in any round."""
-        self._warned: dict[tuple[int, bool], str] = {}
-        """Text of the last warning, by client and whether it was about a limited weight."""
+        self._warned: dict[tuple[int, str], str] = {}
+        """Text of the last warning, by client and kind of event."""
 
     @property
     def transport_bytes(self) -> dict[str, int]:
@@ -77,12 +77,11 @@ class Coordinator:
             self.after_trip()
 
     def play_round(self, evaluate_global: bool = False) -> RoundReport:
-        """Play the remaining trips of a round and return its report.
+        """Play the remaining trips of a round and return its report. `evaluate_global` is ignored: what nodes evaluate
+        was decided with the trip before, and `RoundReport.evaluated` says it.
 
-        Whether nodes evaluate was decided with the trip before, so that a repeated trip is the same;
-        `RoundReport.evaluated` has that decision and `evaluate_global` is ignored. If too few nodes reply, QuorumError
-        is raised and nothing changes: the next call, also in a later process, sends the same requests, and nodes that
-        have executed them return the same replies.
+        If too few nodes reply, QuorumError is raised and nothing changes: the next call, also in a later process,
+        sends the same requests, and nodes that have executed them return the same replies.
         """
         while (report := self.step()) is None:
             self.after_trip()
@@ -94,8 +93,6 @@ class Coordinator:
         with execution_settings(self.config), one_thread_per_operator():
             inbox = self._server.inbox(state, self._server.outbox(state))
         self._nodes.carry(inbox.requests, inbox)
-        for client in {client for request in inbox.requests for client in request.clients}.difference(inbox.failed):
-            self._warned.pop((client, False), None)
         self._warn(inbox.events)
         with execution_settings(self.config), one_thread_per_operator():
             after = self._server.step(state, inbox)
@@ -112,11 +109,10 @@ class Coordinator:
         return replace(state, measure=(Flag.PERSONAL | Flag.SHARED) * measure, ask_ahead=number < last)
 
     def _warn(self, events: Iterable[Event]) -> None:
-        """Warn of an event once per client until its text changes."""
+        """Warn of each kind of event once per client until its text changes."""
         for event in events:
-            about = event.client, event.kind == "weight_limited"
-            if self._warned.get(about) != event.text:
-                self._warned[about] = event.text
+            if self._warned.get((event.client, event.kind)) != event.text:
+                self._warned[event.client, event.kind] = event.text
                 warnings.warn(str(event), stacklevel=4)
 
     # --- evaluation

@@ -120,16 +120,14 @@ class Nodes:
         that the server knows or that the client sent before; a first number must not be far above N_k."""
         data = self._setup.parts.data
         for split, (_, _, count) in counts.items():
-            expected = self.counts.get((client, split))
+            known = self.counts.get((client, split))
             if self._setup.knows_samples:
                 indices = data.validation if split == Split.VALIDATION else data.test
-                expected = len(indices[client]) * data.positions
-            got = f"measured: got {count} samples of {split.name.lower()}"
-            if expected is not None and count != expected:
-                raise DecodeError(f"{got}, expected {expected} as before")
-            if expected is None and count > MAX_EVALUATION_RATIO * samples * data.positions:
-                most = f"at most {MAX_EVALUATION_RATIO} times the {samples} that the client trains on"
-                raise DecodeError(f"{got}, expected {most}")
+                known = len(indices[client]) * data.positions
+            most = MAX_EVALUATION_RATIO * samples * data.positions
+            if count > most if known is None else count != known:
+                expected = f"at most {most}" if known is None else f"{known} as before"
+                raise DecodeError(f"measured: got {count} samples of {split.name.lower()}, expected {expected}")
         self.counts |= {(client, int(split)): count for split, (_, _, count) in counts.items()}
 
     def _warn_of_changes(self, inbox: Inbox) -> None:

@@ -74,16 +74,12 @@ def check(file: Path, content: bytes, override: Mapping[str, Any]) -> str:
     app = _sha256(content)
     configurations = [entry["configuration"] for entry in _entries(file) if entry["app"] == app]
     if not configurations:
-        raise NotApprovedError(
-            f"this machine has not approved app {app[:16]}; its owner compares the app with the server's and runs "
-            "`pfedlms deploy approve FOLDER`"
-        )
+        remedy = "its owner reads the app and runs `pfedlms deploy approve FOLDER`"
+        raise NotApprovedError(f"this machine has not approved app {app[:16]}; {remedy}")
     if configuration(content, override) not in configurations:
         changed = ", ".join(f"{key}={value}" for key, value in sorted(override.items()) if _needs_approval(key))
-        raise NotApprovedError(
-            f"this machine has approved app {app[:16]}, but not with {printable(changed) or 'its own settings'}; its "
-            "owner runs `pfedlms deploy approve FOLDER --run-config '...'`"
-        )
+        got = f"this machine has approved app {app[:16]}, but not with {printable(changed) or 'its own settings'}"
+        raise NotApprovedError(f"{got}; its owner runs `pfedlms deploy approve FOLDER --run-config '...'`")
     return app
 
 

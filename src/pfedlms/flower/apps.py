@@ -105,10 +105,8 @@ def open_node(config: Config, section: NodeSection, folder: Path, problem: Probl
     of a table): then the text stays in this node's log."""
     try:
         return Node(config, section.partition_id, folder, section.data or None, problem)
-    except (ConfigError, RunDirectoryError):
-        raise
     except Exception as error:
-        if not section.data:
+        if not section.data or isinstance(error, (ConfigError, RunDirectoryError)):
             raise
         logging.getLogger("flwr").exception("pfedlms: this node cannot be opened with its own data")
         text = f"it cannot be opened with its own data ({type(error).__name__}); the log of that node says why"

@@ -41,8 +41,8 @@ class _Trip:
     waiting: dict[int, bytes]
     """Requests without a reply, by client."""
     replies: dict[int, bytes | str] = field(default_factory=dict)
-    sent: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Client and node by message id."""
+    sent: dict[str, int] = field(default_factory=dict)
+    """Clients by message id."""
     last_sent: dict[int, tuple[int, float, str]] = field(default_factory=dict)
     """By client: the node that is online and was sent the request last, the time, and the message id."""
     last_online: dict[int, float] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class Carrier:
                 break
             self._push(trip, online, end, timeout)
             for message_id, reply in self._grid.pull(trip.sent).items():
-                self._receive(trip, message_id, *trip.sent.pop(message_id), reply)
+                self._receive(trip, message_id, trip.sent.pop(message_id), reply)
             time.sleep(_pause(time.monotonic() - begun, len(trip.waiting)))
         self._abandoned |= trip.sent.keys()
         for client in sorted(trip.waiting.keys() - self._online_clients()):
@@ -192,21 +192,19 @@ class Carrier:
         # They expire with the trip: a node that comes back later would otherwise execute them first.
         sent = self._grid.push(REQUEST, messages, max(1.0, end - now)) if messages else {}
         for message_id, node in sent.items():
-            trip.sent[message_id] = clients[node], node
+            trip.sent[message_id] = clients[node]
             trip.last_sent[clients[node]] = node, now, message_id
 
-    def _receive(self, trip: _Trip, message_id: str, client: int, node: int, reply: bytes | Failure) -> None:
-        if client not in trip.waiting:
+    def _receive(self, trip: _Trip, message_id: str, client: int, reply: bytes | Failure) -> None:
+        node, _, last_message = trip.last_sent.get(client, (0, 0.0, ""))
+        # A failure of an older message says nothing.
+        if client not in trip.waiting or (isinstance(reply, Failure) and message_id != last_message):
             return
-        if isinstance(reply, bytes):
-            trip.replies[client] = reply
+        if isinstance(reply, Failure) and reply.gone:
+            self._online.discard(node)
+        else:
+            trip.replies[client] = reply.text if isinstance(reply, Failure) else reply
             del trip.waiting[client]
-        elif message_id == trip.last_sent.get(client, (0, 0.0, ""))[2]:  # a failure of an older message says nothing
-            if reply.gone:
-                self._online.discard(node)
-            else:
-                trip.replies[client] = reply.text
-                del trip.waiting[client]
 
 
 def _pause(elapsed: float, waiting: int) -> float:

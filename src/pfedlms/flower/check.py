@@ -162,11 +162,8 @@ def _check_closed_paths(address: str, authority: Path) -> CheckResult:
         except (OSError, HTTPException) as error:
             return CheckResult("doors", f"{address}{path}: no answer ({error or type(error).__name__})", wrong=True)
         if status not in _REFUSALS:
-            text = (
-                f"{address}{path}: answers with {status}: whoever reaches this address can start runs, which are code "
-                "on all machines; nodes must reach gate.sh, not the SuperLink"
-            )
-            return CheckResult("doors", text, wrong=True)
+            who = "whoever reaches this address can run code on all machines; nodes must reach gate.sh"
+            return CheckResult("doors", f"{address}{path}: answers with {status}: {who}", wrong=True)
     return CheckResult(
         "doors", f"{address} refuses {len(_CLOSED_PATHS)} of the SuperLink's paths that are not for nodes"
     )

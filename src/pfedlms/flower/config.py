@@ -23,25 +23,13 @@ class FlowerSection:
     """Section `flower` of the run config: how the server works with nodes."""
 
     wait: float = setting(
-        60.0,
-        "at the start: seconds without a new node after which the run begins, although places are free",
-        minimum=0,
+        60.0, "seconds without a new node after which a run begins, although places are free", minimum=0
     )
-    attempts: int = setting(
-        10, "how often a round in which too few nodes answered is tried before the run ends", minimum=1
-    )
-    nodes: str = setting(
-        "",
-        "the file of places that register.sh writes: replies for a place are taken from its node alone; empty: nodes "
-        "say themselves which place is theirs (partition-id)",
-    )
-    key: str = setting(
-        "", "the server's private key, which signs requests; empty: a key of this process alone, for simulations"
-    )
+    attempts: int = setting(10, "how often a round with too few answers is tried before the run ends", minimum=1)
+    nodes: str = setting("", "the file of places that register.sh writes; empty: nodes name theirs (partition-id)")
+    key: str = setting("", "the server's private key, which signs requests; empty: a new one, for simulations")
     audit: str = setting("", "the server's audit log, which lines are appended to; empty: none")
-    state: str = setting(
-        "", "folder for the state of nodes that name none themselves, one below it for each; for Flower's simulations"
-    )
+    state: str = setting("", "folder for the state of nodes that name none, one below it for each; for simulations")
     check: bool = setting(False, "ask all nodes for versions and digest, say what differs, and end")
 
     def pinned_nodes(self, clients: int) -> dict[int, int]:
@@ -78,9 +66,7 @@ class NodeSection:
 
     partition_id: int = setting(-1, "its place among data.clients, from 0; must be given", minimum=0)
     state: str = setting("", "folder for its state: model, optimiser, what its method keeps, last answer")
-    server_key: str = setting(
-        "", "the server's public key, keys/server.pub; a node with a state folder of its own needs it"
-    )
+    server_key: str = setting("", "the server's public key, keys/server.pub; needed with a state folder of its own")
     keep: int = setting(0, "days after which the state of other runs is removed; 0: never", minimum=0)
     data: str = setting("", "its own data, where data.dataset is custom: folder:PATH, file:PATH or module:function")
     data_dir: str = setting("", "where the files of a data set by name are; data.dir")
@@ -125,8 +111,7 @@ def node_settings(
         found.append("node-config.state: got nothing, expected a folder, for example --node-config 'state=\"state\"'")
     if section.state and not section.server_key:
         found.append(
-            "node-config.server_key: got nothing, expected keys/server.pub, by which this node knows requests of its "
-            "server; run `pfedlms deploy upgrade FOLDER` on this node"
+            "node-config.server_key: got nothing, expected keys/server.pub; pfedlms deploy upgrade adds it here"
         )
     if found:
         raise ConfigError([problem.replace("_", "-", 1) for problem in found])

@@ -87,8 +87,8 @@ def _public_keys(folder: Path, places: Mapping[int, Mapping[str, Any]]) -> dict[
         try:
             pem = _pem(key)
         except (ValueError, UnsupportedAlgorithm) as error:
-            expected = "expected one that ./keys.sh K has made; copy it again from the node's machine"
-            raise UsageError(f"{named.get(place, PLACES)}: is no public key of a node, {expected}") from error
+            file = named.get(place, PLACES)
+            raise UsageError(f"{file}: is no public key of a node, expected one that ./keys.sh K has made") from error
         if (other := owners.setdefault(pem, place)) != place:
             raise UsageError(f"keys/node-{place}.pub: is the key of place {other}, too; copy that of node {place}")
     return keys
@@ -128,8 +128,7 @@ def _registered_nodes(folder: Path) -> set[int]:
         nodes = json.loads(done.stdout)["nodes"]
         return {int(node["node-id"]) for node in nodes if node["status"] != "unregistered"}
     except (ValueError, KeyError, TypeError) as error:
-        said = printable((done.stderr or done.stdout).strip())
-        raise UsageError(f"the registered nodes are not known: {said}; is superlink.sh running?") from error
+        raise UsageError(f"the registered nodes are not known: {_said(done)}; is superlink.sh running?") from error
 
 
 def _register_key(folder: Path, file: Path, key: str, nodes: Collection[int]) -> int:
@@ -142,18 +141,18 @@ def _register_key(folder: Path, file: Path, key: str, nodes: Collection[int]) ->
             row = database.execute("SELECT node_id FROM node WHERE public_key = ?", (_pem(key),)).fetchone()
         if row is not None and (node := int(row[0]) % 2**64) in nodes:
             return node
-        remedy = "./keys.sh --rotate K on the node's machine makes a new one"
-        raise UsageError(f"{file}: this key was revoked, which cannot be undone; {remedy}")
-    raise UsageError(
-        f"{file}: is not registered: {printable((done.stderr or done.stdout).strip())}; is superlink.sh running?"
-    )
+        raise UsageError(f"{file}: this key was revoked, which cannot be undone; ./keys.sh --rotate K makes a new one")
+    raise UsageError(f"{file}: is not registered: {_said(done)}; is superlink.sh running?")
+
+
+def _said(done: subprocess.CompletedProcess[str]) -> str:
+    return printable((done.stderr or done.stdout).strip())
 
 
 def _unregister(folder: Path, place: int, node: int) -> None:
     done = call_flwr(folder, "supernode", "unregister", str(node), NAME, "--format", "json")
-    output = printable((done.stderr or done.stdout).strip())
     audit.append(folder / AUDIT, "revoked", place=place, node=node, flower=done.returncode)
-    print(f"node {node} of place {place} is revoked" + (f" (Flower: {output})" if done.returncode else ""))
+    print(f"node {node} of place {place} is revoked" + (f" (Flower: {_said(done)})" if done.returncode else ""))
 
 
 def call_flwr(folder: Path, *arguments: str, timeout: float | None = 120) -> subprocess.CompletedProcess[str]:

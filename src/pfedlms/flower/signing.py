@@ -66,10 +66,7 @@ def seal(key: Ed25519PrivateKey, about: Seal, content: bytes) -> bytes:
 def unseal(data: bytes, key: Ed25519PublicKey | None) -> tuple[Seal, bytes]:
     """The seal and the content; raises SealError. Without a key, as in simulations, the signature is not checked."""
     if data[: len(MAGIC)] != MAGIC:
-        raise SealError(
-            f"the request is not signed (got magic {bytes(data[:4])!r}, expected {MAGIC!r}); if it is the server's, "
-            "run `pfedlms deploy upgrade` there"
-        )
+        raise SealError(f"the request is not signed: got magic {bytes(data[:4])!r}, expected {MAGIC!r}")
     if len(data) < SEAL_BYTES:
         raise SealError(f"seal: got {len(data)} bytes, expected at least {SEAL_BYTES}")
     _, version, flags, zero, run, place, also_zero, trip, answered, length = _HEADER.unpack_from(data)
@@ -82,9 +79,8 @@ def unseal(data: bytes, key: Ed25519PublicKey | None) -> tuple[Seal, bytes]:
         try:
             key.verify(bytes(data[_HEADER.size : SEAL_BYTES]), _DOMAIN + header + content)
         except InvalidSignature:
-            raise SealError(
-                "the signature is not of this node's server; compare keys/server.pub here with the server's"
-            ) from None
+            remedy = "compare keys/server.pub here with the server's"
+            raise SealError(f"the signature is not of this node's server; {remedy}") from None
     if zero or also_zero or flags & ~(SealFlag.RESUME | SealFlag.QUERY):
         raise SealError("seal: got reserved bits that are set, expected zeros; update the older end")
     return Seal(run, place, trip, answered, flags), content
