@@ -210,6 +210,16 @@ def pretended_flower(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
     return register
 
 
+def know_keys(folder: Path, node_by_place: dict[int, int]) -> None:
+    """Flower knows the keys of these places already, and has the ids of their nodes in its database only."""
+    (folder / "flwr" / "known").touch()
+    with closing(sqlite3.connect(folder / "superlink.db")) as database, database:
+        database.execute("CREATE TABLE node (node_id INTEGER, public_key BLOB)")
+        for place, node in node_by_place.items():
+            key = gate.key_header((folder / "keys" / f"node-{place}.pub").read_text())
+            database.execute("INSERT INTO node VALUES (?, ?)", (node, b64decode(key)))
+
+
 def registration_calls(folder: Path) -> list[str]:
     calls = [line.split()[1] for line in (folder / "flwr" / "calls").read_text().splitlines()]
     return [call for call in calls if call != "list"]
@@ -277,13 +287,9 @@ def test_a_wrong_public_key_revokes_no_other(
     (folder / "flwr" / "down").unlink()
     assert places.read_text() == before
     assert "unregister" not in registration_calls(folder)
+    know_keys(folder, {0: 70, 1: 71})
     for place in (0, 1):
         (keys / f"node-{place}.pub").write_text(texts[1 - place])
-    (folder / "flwr" / "known").touch()
-    with closing(sqlite3.connect(folder / "superlink.db")) as database, database:
-        database.execute("CREATE TABLE node (node_id INTEGER, public_key BLOB)")
-        rows = [(70 + place, b64decode(gate.key_header(texts[place]))) for place in (0, 1)]
-        database.executemany("INSERT INTO node VALUES (?, ?)", rows)
     assert pretended_flower(72) == 0
     assert FlowerSection(nodes=str(places)).pinned_nodes(3) == {0: 71, 1: 70}
     assert "unregister" not in registration_calls(folder)
@@ -299,11 +305,7 @@ def test_a_key_that_flower_does_not_know_any_more_is_named(
     assert pretended_flower(71) == 0
     assert FlowerSection(nodes=str(folder / "places.json")).pinned_nodes(3) == {0: 71}
     (folder / "flwr" / "nodes").write_text("")
-    (folder / "flwr" / "known").touch()
-    with closing(sqlite3.connect(folder / "superlink.db")) as database, database:
-        database.execute("CREATE TABLE node (node_id INTEGER, public_key BLOB)")
-        key = b64decode(gate.key_header((folder / "keys" / "node-0.pub").read_text()))
-        database.execute("INSERT INTO node VALUES (71, ?)", (key,))
+    know_keys(folder, {0: 71})
     capsys.readouterr()
     assert pretended_flower(72) == 2
     assert "this key was revoked, which cannot be undone; ./keys.sh --rotate K" in capsys.readouterr().err

@@ -165,23 +165,6 @@ def test_a_reply_that_is_not_uploaded_delays_no_other(monkeypatch: pytest.Monkey
 
 
 @needs_flower
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
-        ({}, ""),
-        ({"pfedlms": "0.0.9"}, "pfedlms: got 0.0.9, expected 1.0"),
-        ({"digest": "\x1b[2J", "torch": None}, r"torch: got None, expected 2.0, digest: got \x1b[2J, expected ab"),
-    ],
-)
-def test_differences_between_a_node_and_the_server_are_named(changed: dict[str, Any], expected: str) -> None:
-    from pfedlms.flower.apps import describe_differences
-
-    here = {"pfedlms": "1.0", "torch": "2.0", "digest": "ab"}
-    assert describe_differences(here, json.dumps(here | changed).encode()) == expected
-    assert describe_differences(here, b"nothing") == "got no answer that can be read"
-
-
-@needs_flower
 def test_an_error_about_a_nodes_own_data_does_not_quote_them_to_the_server(tmp_path: Path) -> None:
     """Flower sends an error's text to the server. The node's own log has all of it."""
     from pfedlms.flower.apps import open_node
@@ -213,13 +196,17 @@ def test_a_check_names_free_places_and_nodes_without_one(monkeypatch: pytest.Mon
     config, said = load_config(None, {"data": {"clients": 3}}), list[str]()
     monkeypatch.setattr(apps, "say", said.append)
     same = {**apps.versions(), "digest": bytes(8).hex()}
-    answers = {
-        node: json.dumps(same | {"place": place}).encode() for node, place in ((70, "0"), (71, "0"), (72, "None"))
-    }
-    with pytest.raises(UsageError, match="2 things are wrong"):
-        apps.check_nodes(config, {0: 70, 1: 79}, answers, bytes(8))
+    other = {"torch": None, "digest": "\x1b[2J", "place": "2"}
+    given = {70: {"place": "0"}, 71: {"place": "0"}, 72: {"place": "None"}, 73: other}
+    answers = {node: json.dumps(same | each).encode() for node, each in given.items()} | {74: b"nothing"}
+    with pytest.raises(UsageError, match="4 things are wrong"):
+        apps.check_nodes(config, {0: 70, 1: 79, 2: 73}, answers, bytes(8))
     found = [json.loads(line.partition(": ")[2]) for line in said]
-    assert [each["wrong"] for each in found] == [True, True, False, False]
-    assert found[0]["text"] == "node 71: it has no place here: place: got 0, expected None"
-    assert found[2]["text"] == "client 0, node 70: as the server"
-    assert found[3]["text"].startswith("1 of 3 places are taken, nobody is at 1, 2; the server has ")
+    assert [each["wrong"] for each in found] == [True] * 4 + [False] * 2
+    texts = [each["text"] for each in found]
+    assert texts[0] == "node 71: it has no place here: place: got 0, expected None"
+    version, torch = same["digest"], same["torch"]
+    assert texts[2] == rf"client 2, node 73: torch: got None, expected {torch}, digest: got \x1b[2J, expected {version}"
+    assert texts[3] == "node 74: it has no place here: got no answer that can be read"
+    assert texts[4] == "client 0, node 70: as the server"
+    assert texts[5].startswith("2 of 3 places are taken, nobody is at 1; the server has ")

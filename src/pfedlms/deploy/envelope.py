@@ -183,9 +183,8 @@ def read_training(record: Record) -> tuple[int, float]:
         raise DecodeError(f"trained: got {len(record.data)} bytes, expected {TRAINING.size}")
     samples, loss = TRAINING.unpack(record.data)
     if samples < 1 or not abs(loss) <= MAX_LOSS:
-        raise DecodeError(
-            f"trained: got {samples} samples and a loss of {loss}, expected some and a loss of at most {MAX_LOSS:g}"
-        )
+        expected = f"expected some and a loss of at most {MAX_LOSS:g}"
+        raise DecodeError(f"trained: got {samples} samples and a loss of {loss}, {expected}")
     return samples, loss
 
 
@@ -200,8 +199,6 @@ def read_measurement(record: Record, percent: bool) -> tuple[Split, tuple[float,
     correct, loss, samples = MEASUREMENT.unpack(record.data)
     is_count = isfinite(correct) and correct.is_integer() and 0 <= correct <= samples
     if not (isfinite(correct) and abs(loss) <= MAX_LOSS * max(1, samples) and (is_count or not percent)):
-        raise DecodeError(
-            f"measured: got {correct} of {samples} with a loss of {loss}, expected a count of at most as many and "
-            f"a loss of at most {MAX_LOSS:g} per sample"
-        )
+        expected = f"expected a count of at most as many and a loss of at most {MAX_LOSS:g} per sample"
+        raise DecodeError(f"measured: got {correct} of {samples} with a loss of {loss}, {expected}")
     return Split(record.index), (int(correct) if percent else correct, loss, samples)

@@ -172,23 +172,16 @@ class Node:
         """Refuse a request that is not for this node or is too old. Returns the saved reply if it is a repeated one."""
         state = self.state
         _require(envelope.kind != Kind.REPLY, Reason.BROKEN, "got a reply, expected a request")
-        _require(
-            envelope.run == self.run,
-            Reason.RUN,
-            f"digest: got {envelope.run.hex()}, expected {self.run.hex()}; the ends differ in model, method, settings, "
-            "seed, names of classes or w⁰, or the request is of another run",
-        )
+        got, why = f"digest: got {envelope.run.hex()}", "model, method, settings, seed, classes or w⁰ differ"
+        _require(envelope.run == self.run, Reason.RUN, f"{got}, expected {self.run.hex()}; {why}")
         to = envelope.client
         _require(to == self.client, Reason.CLIENT, f"client: got a request to {to}, expected {self.client}")
         same_trip = envelope.kind == Kind.REQUEST and envelope.trip == state.trip
         if same_trip and digest == state.request:
             return state.reply
-        _require(
-            not same_trip and envelope.trip >= state.trip,
-            Reason.STALE,
-            f"round {envelope.round + 1}: got trip {envelope.trip}, expected one after {state.trip}; if the run was "
-            "begun anew, give it another run.seed or empty the nodes' state directories",
-        )
+        expected = f"expected one after {state.trip}; a run that is begun anew needs another run.seed"
+        stale = f"round {envelope.round + 1}: got trip {envelope.trip}, {expected}"
+        _require(not same_trip and envelope.trip >= state.trip, Reason.STALE, stale)
         return None
 
     def _execute(self, envelope: Envelope) -> tuple[State, bytes]:
@@ -238,9 +231,7 @@ class Node:
         received = self._client.read(order)
         if self._client.message_of(order) is self._client.catch_up.changes:
             since = received.values["since"][0]
-            _require(
-                since <= known, Reason.ORDER, f"changes since round {since} take {since} answers, got {known} so far"
-            )
+            _require(since <= known, Reason.ORDER, f"changes since round {since} take as many answers, got {known}")
         after = self._client.receive(state.cohort, order, received)
         return replace(state, cohort=after, ongoing=None, answers_known=order.number + 1)
 

@@ -198,10 +198,8 @@ def check_reply(request: Envelope, data: bytes, messages: Sequence[int]) -> Enve
     if (reply.round, reply.trip) != (request.round, request.trip):
         if reply.refused and reply.refused.flags == Reason.BROKEN:  # the node could not read round and trip
             raise WireError(f"refused, {refusal_text(reply.refused)}")
-        raise RoundError(
-            f"reply: got one to round {reply.round + 1}, trip {reply.trip}, expected {request.round + 1}, "
-            f"{request.trip}"
-        )
+        got = f"reply: got one to round {reply.round + 1}, trip {reply.trip}"
+        raise RoundError(f"{got}, expected {request.round + 1}, {request.trip}")
     return reply
 
 

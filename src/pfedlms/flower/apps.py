@@ -151,10 +151,9 @@ def server_app(file: Path, custom: Problem | None) -> Any:
             """One line per trip and node."""
             if flower.audit:
                 audit.append(Path(flower.audit), **record, node=carrier.places.get(record["client"]))
-            say(
-                f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} round {record['round']}, client {record['client']}: "
-                f"{record['result']}; {record['sent']} bytes sent, {record['received']} received, {record['seconds']} s"
-            )
+            where = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} round {record['round']}, client {record['client']}"
+            traffic = f"{record['sent']} bytes sent, {record['received']} received"
+            say(f"{where}: {record['result']}; {traffic}, {record['seconds']} s")
 
         def play() -> None:
             online = carrier.wait_for_nodes(flower.wait, config.run.timeout)

@@ -24,7 +24,7 @@ from pfedlms.flower.config import app_settings, has_parts_in_python
 from pfedlms.flower.folder import NAME, read_environment
 from pfedlms.flower.gate import call_flwr
 
-FLOWER = (1, 41)
+FLOWER = "1.41"
 """The version whose commands the folder's scripts call."""
 _TIMEOUT = 10.0
 """Seconds for a connection to the server."""
@@ -71,8 +71,8 @@ def _check_versions() -> CheckResult:
         installed = version("flwr")
     except PackageNotFoundError:
         installed = "is not installed"
-    fits = tuple(map(int, re.findall(r"\d+", installed)[:2])) == FLOWER
-    expected = "" if fits else f", expected {FLOWER[0]}.{FLOWER[1]}: pip install 'pfedlms[flower]'"
+    fits = installed.startswith(f"{FLOWER}.")
+    expected = "" if fits else f", expected {FLOWER}: pip install 'pfedlms[flower]'"
     return CheckResult("versions", f"pfedlms {__version__}, flwr {installed}{expected}", not fits)
 
 
@@ -164,16 +164,14 @@ def _check_closed_paths(address: str, authority: Path) -> CheckResult:
         if status not in _REFUSALS:
             who = "whoever reaches this address can run code on all machines; nodes must reach gate.sh"
             return CheckResult("doors", f"{address}{path}: answers with {status}: {who}", wrong=True)
-    return CheckResult(
-        "doors", f"{address} refuses {len(_CLOSED_PATHS)} of the SuperLink's paths that are not for nodes"
-    )
+    return CheckResult("doors", f"{address} refuses {len(_CLOSED_PATHS)} paths of the SuperLink that nodes do not need")
 
 
 def _check_nodes(folder: Path) -> list[CheckResult]:
     """Start a run that only asks the nodes, and read the results in its log."""
     approve(folder, {}, SERVER)
     settings = f"flower.check=true flower.wait={_WAIT}"
-    done = call_flwr(folder, "run", str(folder / "app"), NAME, "--stream", "--run-config", settings, timeout=None)
+    done = call_flwr(folder, "run", "app", NAME, "--stream", "--run-config", settings, timeout=None)
     lines = [re.sub(r"\x1b\[\d+m", "", line).strip() for line in (done.stdout + done.stderr).splitlines()]
     records = [json.loads(line.partition(CHECK_RECORD)[2]) for line in lines if CHECK_RECORD + "{" in line]
     if records:

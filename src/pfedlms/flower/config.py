@@ -22,9 +22,7 @@ AS_IN_FILE = ""
 class FlowerSection:
     """Section `flower` of the run config: how the server works with nodes."""
 
-    wait: float = setting(
-        60.0, "seconds without a new node after which a run begins, although places are free", minimum=0
-    )
+    wait: float = setting(60.0, "seconds without a new node after which a run begins with free places", minimum=0)
     attempts: int = setting(10, "how often a round with too few answers is tried before the run ends", minimum=1)
     nodes: str = setting("", "the file of places that register.sh writes; empty: nodes name theirs (partition-id)")
     key: str = setting("", "the server's private key, which signs requests; empty: a new one, for simulations")
@@ -50,12 +48,11 @@ def app_settings(app: Path) -> tuple[Config, FlowerSection]:
 
 def read_places(file: Path) -> dict[int, dict[str, Any]]:
     """Nodes by place, as register.sh wrote them: each node's id and public key."""
-    text = file.read_text(encoding="utf-8") if file.exists() else "{}"
+    if not file.exists():
+        return {}
     try:
-        return {
-            int(place): {"node": int(entry["node"]), "key": str(entry["key"])}
-            for place, entry in json.loads(text).items()
-        }
+        places = json.loads(file.read_text(encoding="utf-8"))
+        return {int(place): {"node": int(own["node"]), "key": str(own["key"])} for place, own in places.items()}
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise ConfigError([f"{file}: cannot be read as places; delete it and run ./register.sh"]) from error
 
@@ -110,9 +107,7 @@ def node_settings(
     if not section.state and not flower.state:
         found.append("node-config.state: got nothing, expected a folder, for example --node-config 'state=\"state\"'")
     if section.state and not section.server_key:
-        found.append(
-            "node-config.server_key: got nothing, expected keys/server.pub; pfedlms deploy upgrade adds it here"
-        )
+        found.append("node-config.server_key: got nothing, expected keys/server.pub, as pfedlms deploy upgrade adds it")
     if found:
         raise ConfigError([problem.replace("_", "-", 1) for problem in found])
     folder = Path(section.state or Path(flower.state) / f"node-{section.partition_id}")

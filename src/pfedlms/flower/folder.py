@@ -96,9 +96,7 @@ def read_environment(folder: Path, *needed: str) -> dict[str, str]:
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
     named = dict(re.findall(r"^(?:export )?(\w+)=\$\{\w+:-([^}]*)\}", text, re.M))
     if missing := [name for name in needed if name not in named]:
-        raise UsageError(
-            f"{file}: got no {', '.join(missing)}; pfedlms deploy upgrade writes what is newer than a folder"
-        )
+        raise UsageError(f"{file}: got no {', '.join(missing)}; pfedlms deploy upgrade writes what is new")
     return named
 
 
@@ -174,11 +172,9 @@ def upgrade(folder: Path) -> list[str]:
             path.chmod(path.stat().st_mode & 0o700)
     return [
         f"{len(texts)} files are of this version; those before are in {folder / BACKUP}",
-        "server: end superlink.sh, ./certificates.sh, ./keys.sh server; then ./superlink.sh, ./gate.sh, ./register.sh",
         f"server: nodes reach port {named['PORT']} of the gate; port {named['LINK_PORT']} must not be open to others",
-        "each node: update pfedlms, `pfedlms deploy upgrade` there, copy app/ and keys/server.pub from the server, "
-        "./keys.sh K, ./approve.sh, and start node-K.sh again; with systemd, sudo ./users.sh and sudo systemctl "
-        "daemon-reload before that",
+        f"end all processes and follow the steps in {folder / 'README.md'} again; what is there already is kept",
+        "with systemd, also: sudo ./users.sh on nodes, and sudo systemctl daemon-reload",
     ]
 
 

@@ -133,7 +133,7 @@ def _registered_nodes(folder: Path) -> set[int]:
 
 def _register_key(folder: Path, file: Path, key: str, nodes: Collection[int]) -> int:
     """Register a key with Flower. Returns its node id, also if the key was registered before."""
-    done = call_flwr(folder, "supernode", "register", str(file), NAME, "--format", "json")
+    done = call_flwr(folder, "supernode", "register", str(file.resolve()), NAME, "--format", "json")
     if match := re.search(r'"node-id":\s*"?(\d+)', done.stdout):
         return int(match[1])
     if "code: 23" in done.stdout + done.stderr:  # it is registered; Flower has its id in the database only
@@ -156,13 +156,10 @@ def _unregister(folder: Path, place: int, node: int) -> None:
 
 
 def call_flwr(folder: Path, *arguments: str, timeout: float | None = 120) -> subprocess.CompletedProcess[str]:
-    """Call the `flwr` of this Python environment with the folder's server."""
-    environment = {
-        **os.environ, "FLWR_HOME": str((folder / "flwr").resolve()), "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    }  # fmt: skip
-    beside = Path(sys.executable).parent / "flwr"
-    command = [str(beside) if beside.exists() else "flwr", *arguments]
+    """Call the `flwr` of this Python environment with the folder's server; paths are from the folder."""
+    here, path = folder.resolve(), f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "FLWR_HOME": str(here / "flwr")}
+    command = [str(here / "flwr.sh"), *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=timeout)
 
 

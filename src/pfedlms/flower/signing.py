@@ -57,9 +57,8 @@ class Seal:
 
 def seal(key: Ed25519PrivateKey, about: Seal, content: bytes) -> bytes:
     """The content behind a signed header."""
-    header = _HEADER.pack(
-        MAGIC, VERSION, about.flags, 0, about.run, about.place, 0, about.trip, about.answered, len(content)
-    )
+    trips = about.trip, about.answered
+    header = _HEADER.pack(MAGIC, VERSION, about.flags, 0, about.run, about.place, 0, *trips, len(content))
     return header + key.sign(_DOMAIN + header + content) + content
 
 
@@ -195,10 +194,8 @@ class SealedNode:
         if about.run != node.run or about.place != node.client:
             return None  # the node itself refuses, and says what differs
         if request.trip > last + 1 and about.answered > last + 1 and not about.flags & SealFlag.RESUME:
-            return Reason.ORDER, (
-                f"the server has a reply of this node to trip {about.answered - 1}, the last one here is {last}: its "
-                "state was lost or is an older copy; the next request resumes"
-            )
+            has = f"the server has a reply of this node to trip {about.answered - 1}, the last one here is {last}"
+            return Reason.ORDER, f"{has}: its state was lost or is an older copy; the next request resumes"
         return None
 
 
