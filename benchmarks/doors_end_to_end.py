@@ -24,8 +24,8 @@ from flotilla import Flotilla, Memory, run_config, wait_until
 from mutations import mutated, with_checksum
 
 from pfedlms.deploy import Node
-from pfedlms.deploy.envelope import decode
-from pfedlms.deploy.nodes import check_reply, message_bytes, read_reply
+from pfedlms.deploy.envelope import check_reply, decode, read_reply
+from pfedlms.deploy.nodes import message_bytes
 from pfedlms.deploy.run_setup import RunSetup
 from pfedlms.errors import WireError
 from pfedlms.experiment.config import Config

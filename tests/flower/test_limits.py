@@ -22,8 +22,8 @@ from test_signing import signed_handler, signing_transport
 
 from pfedlms.deploy import Node, serve
 from pfedlms.deploy.coordinator import RoundLog
-from pfedlms.deploy.envelope import Code, Envelope, Reason, Record, decode
-from pfedlms.deploy.nodes import largest_reply, message_bytes
+from pfedlms.deploy.envelope import Code, Envelope, Reason, Record, decode, largest_reply
+from pfedlms.deploy.nodes import message_bytes
 from pfedlms.deploy.run_setup import RunSetup
 from pfedlms.errors import ConfigError, DataError, UsageError, printable
 from pfedlms.experiment.config import load_config

@@ -36,13 +36,7 @@ from pfedlms.report.progress import evaluation_text
 
 
 class Coordinator:
-    """Plays rounds with clients that are nodes.
-
-    Args:
-        config: the configuration, as `RunSetup` takes it.
-        transport: delivers requests to nodes.
-        problem: model, loss and metric, where the configuration names none.
-    """
+    """Plays rounds with clients that are nodes; configuration and problem are as `RunSetup` takes them."""
 
     largest_cohort = 1
 

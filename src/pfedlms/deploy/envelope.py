@@ -29,19 +29,24 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from math import isfinite
 
-from pfedlms.engine.transport import Code, Record, Split
+from pfedlms.engine.transport import Code, Flag, Record, Split
 from pfedlms.errors import (
     ChecksumError,
     DecodeError,
+    DigestError,
     KindError,
     MagicError,
     OversizedError,
+    RoundError,
+    SenderError,
     TruncatedError,
     VersionError,
+    WireError,
     printable,
 )
 
@@ -202,3 +207,72 @@ def read_measurement(record: Record, percent: bool) -> tuple[Split, tuple[float,
         expected = f"expected a count of at most as many and a loss of at most {MAX_LOSS:g} per sample"
         raise DecodeError(f"measured: got {correct} of {samples} with a loss of {loss}, {expected}")
     return Split(record.index), (int(correct) if percent else correct, loss, samples)
+
+
+# --- a reply and its request
+
+
+def largest_reply(request: Envelope, messages: Sequence[int]) -> tuple[int, int]:
+    """Most bytes and most records that a reply to this request may have; `messages` is from `message_bytes`."""
+    size, records = ENVELOPE_BYTES + RECORD_BYTES, 1  # ANSWERS_KNOWN
+    for order in request.records:
+        if order.code == Code.SEND:
+            size += RECORD_BYTES + (messages[order.index] if order.index < len(messages) else 0)
+            records += 1
+        elif order.code == Code.TRAIN:
+            counts = len(Split) * bool(order.flags & (Flag.PERSONAL | Flag.SHARED))
+            size += RECORD_BYTES + TRAINING.size + counts * (RECORD_BYTES + MEASUREMENT.size)
+            records += 1 + counts
+    refusal_size = ENVELOPE_BYTES + 2 * RECORD_BYTES + MAX_TEXT_BYTES
+    return max(size, refusal_size), max(records, 2)
+
+
+def check_reply(request: Envelope, data: bytes, messages: Sequence[int]) -> Envelope:
+    """Decode a reply and check that it is one to this request; raises WireError. `read_reply` checks its records."""
+    size, records = largest_reply(request, messages)
+    if len(data) > size:
+        raise OversizedError(f"reply: got {len(data)} bytes, expected at most {size}, as follows from the request")
+    reply = decode(data, records)
+    if [record.code for record in reply.records].count(Code.ANSWERS_KNOWN) > 1:
+        raise OversizedError("reply: got more than one ANSWERS_KNOWN")
+    if reply.kind != Kind.REPLY:
+        raise DecodeError("reply: got a request")
+    if reply.run != request.run:
+        raise DigestError(f"reply: got one of run {reply.run.hex()}, expected {request.run.hex()}")
+    if reply.client != request.client:
+        raise SenderError(f"reply: got one of client {reply.client}, expected {request.client}")
+    if (reply.round, reply.trip) != (request.round, request.trip):
+        if reply.refused and reply.refused.flags == Reason.BROKEN:  # the node could not read round and trip
+            raise WireError(f"refused, {refusal_text(reply.refused)}")
+        got = f"reply: got one to round {reply.round + 1}, trip {reply.trip}"
+        raise RoundError(f"{got}, expected {request.round + 1}, {request.trip}")
+    return reply
+
+
+def read_reply(
+    request: Envelope, reply: Envelope, percent: bool
+) -> tuple[bytes | memoryview | None, tuple[int, float] | None, dict[Split, tuple[float, float, int]]]:
+    """The node's message, its N_k and loss, and its measurements. Raises the matching WireError unless the reply has
+    exactly what the request asked for. The message itself is not decoded."""
+    if reply.refused:
+        raise WireError(f"refused, {refusal_text(reply.refused)}")
+    rest = [record for record in reply.records if record.code != Code.ANSWERS_KNOWN]
+    frame, trained, counts = None, None, dict[Split, tuple[float, float, int]]()
+    for order in request.records:
+        if order.code not in (Code.SEND, Code.TRAIN):
+            continue
+        record = rest.pop(0) if rest else None
+        if record is None or (record.code, record.number, record.index) != (order.code, order.number, order.index):
+            raise DecodeError(f"reply: expected {order.code.name.lower()} {order.number}, got something else")
+        if order.code == Code.SEND:
+            frame = record.data
+        else:
+            trained = read_training(record)
+            while order.flags and rest and rest[0].code == Code.MEASURED:
+                split, count = read_measurement(rest.pop(0), percent)
+                counts[split] = count
+            if order.flags & Flag.PERSONAL and not counts.get(Split.TEST, (0, 0, 0))[2]:
+                raise DecodeError("reply: got no measurement of the test split, expected one")
+    if rest:
+        raise DecodeError(f"reply: got {len(rest)} records that the server did not ask for")
+    return frame, trained, counts

@@ -82,12 +82,8 @@ class Node:
     """One client of a federation, opened from its configuration, its own data and its state directory. Use it in a
     `with` statement, or `close` it: other processes that open the same client wait until then.
 
-    Args:
-        config: the configuration, as `RunSetup` takes it.
-        client: the client's number, 0 to data.clients − 1.
-        directory: the folder for its state, one file per run; created if missing.
-        data: its own data, or None if the configuration's data set is partitioned; see `run_setup.own_data`.
-        problem: model, loss and metric, where the configuration names none.
+    `directory` is the folder for its state, one file per run; it is created if missing. The other arguments are as
+    `RunSetup` takes them.
     """
 
     def __init__(

@@ -13,23 +13,10 @@ from math import log10
 from statistics import median
 from typing import NamedTuple, Protocol
 
-from pfedlms.deploy.envelope import (
-    ENVELOPE_BYTES,
-    MAX_TEXT_BYTES,
-    MEASUREMENT,
-    RECORD_BYTES,
-    TRAINING,
-    Envelope,
-    Kind,
-    Reason,
-    decode,
-    read_measurement,
-    read_training,
-    refusal_text,
-)  # fmt: skip
+from pfedlms.deploy.envelope import Envelope, Kind, check_reply, read_reply
 from pfedlms.deploy.run_setup import RunSetup
-from pfedlms.engine.transport import Code, Event, Flag, Inbox, Record, Request, Split
-from pfedlms.errors import DecodeError, DigestError, OversizedError, RoundError, SenderError, WireError, printable
+from pfedlms.engine.transport import Code, Event, Inbox, Record, Request, Split
+from pfedlms.errors import DecodeError, WireError, printable
 from pfedlms.wire.frames import HEADER_BYTES
 
 MAX_EVALUATION_RATIO = 10
@@ -164,72 +151,6 @@ def _orders_by_client(requests: Sequence[Request]) -> dict[int, list[Record]]:
 def message_bytes(setup: RunSetup) -> list[int]:
     """Bytes of the largest frame that a client sends, by exchange."""
     return [HEADER_BYTES + exchange.up.max_bytes for exchange in setup.terms.method.exchanges]
-
-
-def largest_reply(request: Envelope, messages: Sequence[int]) -> tuple[int, int]:
-    """Most bytes and most records that a reply to this request may have; `messages` is from `message_bytes`."""
-    size, records = ENVELOPE_BYTES + RECORD_BYTES, 1  # ANSWERS_KNOWN
-    for order in request.records:
-        if order.code == Code.SEND:
-            size += RECORD_BYTES + (messages[order.index] if order.index < len(messages) else 0)
-            records += 1
-        elif order.code == Code.TRAIN:
-            counts = len(Split) * bool(order.flags & (Flag.PERSONAL | Flag.SHARED))
-            size += RECORD_BYTES + TRAINING.size + counts * (RECORD_BYTES + MEASUREMENT.size)
-            records += 1 + counts
-    refusal_size = ENVELOPE_BYTES + 2 * RECORD_BYTES + MAX_TEXT_BYTES
-    return max(size, refusal_size), max(records, 2)
-
-
-def check_reply(request: Envelope, data: bytes, messages: Sequence[int]) -> Envelope:
-    """Decode a reply and check that it is one to this request; raises WireError. `read_reply` checks its records."""
-    size, records = largest_reply(request, messages)
-    if len(data) > size:
-        raise OversizedError(f"reply: got {len(data)} bytes, expected at most {size}, as follows from the request")
-    reply = decode(data, records)
-    if [record.code for record in reply.records].count(Code.ANSWERS_KNOWN) > 1:
-        raise OversizedError("reply: got more than one ANSWERS_KNOWN")
-    if reply.kind != Kind.REPLY:
-        raise DecodeError("reply: got a request")
-    if reply.run != request.run:
-        raise DigestError(f"reply: got one of run {reply.run.hex()}, expected {request.run.hex()}")
-    if reply.client != request.client:
-        raise SenderError(f"reply: got one of client {reply.client}, expected {request.client}")
-    if (reply.round, reply.trip) != (request.round, request.trip):
-        if reply.refused and reply.refused.flags == Reason.BROKEN:  # the node could not read round and trip
-            raise WireError(f"refused, {refusal_text(reply.refused)}")
-        got = f"reply: got one to round {reply.round + 1}, trip {reply.trip}"
-        raise RoundError(f"{got}, expected {request.round + 1}, {request.trip}")
-    return reply
-
-
-def read_reply(
-    request: Envelope, reply: Envelope, percent: bool
-) -> tuple[bytes | memoryview | None, tuple[int, float] | None, dict[Split, tuple[float, float, int]]]:
-    """The node's message, its N_k and loss, and its measurements. Raises the matching WireError unless the reply has
-    exactly what the request asked for. The message itself is not decoded."""
-    if reply.refused:
-        raise WireError(f"refused, {refusal_text(reply.refused)}")
-    rest = [record for record in reply.records if record.code != Code.ANSWERS_KNOWN]
-    frame, trained, counts = None, None, dict[Split, tuple[float, float, int]]()
-    for order in request.records:
-        if order.code not in (Code.SEND, Code.TRAIN):
-            continue
-        record = rest.pop(0) if rest else None
-        if record is None or (record.code, record.number, record.index) != (order.code, order.number, order.index):
-            raise DecodeError(f"reply: expected {order.code.name.lower()} {order.number}, got something else")
-        if order.code == Code.SEND:
-            frame = record.data
-        else:
-            trained = read_training(record)
-            while order.flags and rest and rest[0].code == Code.MEASURED:
-                split, count = read_measurement(rest.pop(0), percent)
-                counts[split] = count
-            if order.flags & Flag.PERSONAL and not counts.get(Split.TEST, (0, 0, 0))[2]:
-                raise DecodeError("reply: got no measurement of the test split, expected one")
-    if rest:
-        raise DecodeError(f"reply: got {len(rest)} records that the server did not ask for")
-    return frame, trained, counts
 
 
 class Report(NamedTuple):

@@ -271,8 +271,7 @@ class FlowerGrid:
 
 def _read(message: Message, node: int) -> bytes | Failure:
     """The bytes of a reply to a message that was sent to `node`. Flower does not compare the sender's id in a reply
-    with the key that sent it. Only that node knows the signed request and so the id of its message; the sender's id
-    must be its own, too."""
+    with the key that sent it, so that is done here."""
     if message.has_error():
         lines = (message.error.reason or "").strip().splitlines() or ["no reason was given"]
         return Failure(f"{lines[-1]} (Flower's code {message.error.code})", message.error.code == _NODE_GONE)

@@ -55,21 +55,14 @@ class Carrier:
     A place is one client number. Places are pinned to node ids, or the carrier asks each node that comes online which
     place it has; a node keeps its place for as long as it is online. Nodes execute a repeated request only once, so a
     request is sent again to a node that has come back, and to one that was silent for a third of the timeout.
-
-    Args:
-        grid: sends messages; `apps.FlowerGrid`.
-        clients: the number of places.
-        pinned: node ids by client.
-        say: logs a line.
-        query: the bytes that ask a node something, by kind of message and node.
+    `grid` is an `apps.FlowerGrid`; `query` makes the question of a kind to a node.
     """
 
     def __init__(
         self, grid: Any, clients: int, pinned: dict[int, int], say: Callable[[str], None],
         query: Callable[[str, int], bytes],
     ) -> None:  # fmt: skip
-        self._grid, self._clients, self._pinned = grid, clients, pinned
-        self._say, self._query = say, query
+        self._grid, self._clients, self._pinned, self._say, self._query = grid, clients, pinned, say, query
         self._claims: dict[int, int] = {}
         """The client that each node claims to be, in the order of the claims."""
         self._online: set[int] = set()

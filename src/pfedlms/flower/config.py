@@ -81,19 +81,17 @@ def run_settings(file: Path, run_config: Mapping[str, Any]) -> tuple[Config, Flo
             tables.setdefault(section, {})[key] = value
     flower = tables.pop("flower", {})
     found = find_problems("flower", FlowerSection, flower)
+    from_file = read_toml(file)
+    method = merge(from_file, tables).get("method", {}).get("name")
+    # A section such as [pfedlms] is for that method only.
+    mine = {section: values for section, values in from_file.items() if section not in METHODS or section == method}
     try:
-        config = load_config(None, merge(_without_other_methods(read_toml(file), tables), tables))
+        config = load_config(None, merge(mine, tables))
     except ConfigError as error:
         found += error.problems
     if found:
         raise ConfigError(found)
     return config, FlowerSection(**flower)
-
-
-def _without_other_methods(from_file: Tables, overrides: Tables) -> Tables:
-    """The tables of the file without sections of other methods, such as `[pfedlms]` if the run has another method."""
-    method = overrides.get("method", {}).get("name") or from_file.get("method", {}).get("name")
-    return {section: values for section, values in from_file.items() if section not in METHODS or section == method}
 
 
 def node_settings(

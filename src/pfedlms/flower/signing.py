@@ -19,8 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
 
 from pfedlms.deploy import Node, Transport
-from pfedlms.deploy.envelope import Envelope, Kind, Reason, decode, refusal_text
-from pfedlms.deploy.nodes import check_reply
+from pfedlms.deploy.envelope import Envelope, Kind, Reason, check_reply, decode, refusal_text
 from pfedlms.errors import UsageError, WireError, printable
 
 MAGIC = b"PFLS"
@@ -89,14 +88,8 @@ def unseal(data: bytes, key: Ed25519PublicKey | None) -> tuple[Seal, bytes]:
 
 
 class SigningTransport:
-    """Signs requests and passes them on.
-
-    Args:
-        transport: carries the signed requests.
-        key: the server's private key.
-        messages: bytes of the largest frame of each exchange; see `deploy.nodes.message_bytes`.
-        log: called with one record per request.
-    """
+    """Signs requests with the server's private key and passes them on. `messages` are from `nodes.message_bytes`; `log`
+    is called with one record per request."""
 
     def __init__(
         self, transport: Transport, key: Ed25519PrivateKey, messages: Sequence[int],
@@ -165,12 +158,8 @@ def check_query(data: bytes, key: Ed25519PublicKey | None, run: int, kind: str, 
 
 
 class SealedNode:
-    """A node that executes only requests that its server has signed for it, in order.
-
-    Args:
-        node: executes requests. It knows the last trip that it answered, and the SHA-256 of that request.
-        key: the server's public key; None: signatures are not checked, for simulations.
-    """
+    """A node that executes only requests that its server has signed for it, in order. Without the server's public key
+    signatures are not checked, for simulations."""
 
     def __init__(self, node: Node, key: Ed25519PublicKey | None) -> None:
         self._node, self._key = node, key
