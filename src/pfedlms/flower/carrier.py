@@ -43,8 +43,8 @@ class _Trip:
     replies: dict[int, bytes | str] = field(default_factory=dict)
     sent: dict[str, int] = field(default_factory=dict)
     """Clients by message id."""
-    last_sent: dict[int, tuple[int, float, str]] = field(default_factory=dict)
-    """By client: the node that is online and was sent the request last, the time, and the message id."""
+    last_sent: dict[int, tuple[float, str]] = field(default_factory=dict)
+    """When and by which message the request was sent last, for clients whose nodes are online since then."""
     last_online: dict[int, float] = field(default_factory=dict)
     """By client: when its node was online last."""
 
@@ -52,8 +52,8 @@ class _Trip:
 class Carrier:
     """A `deploy.Transport` to nodes with places.
 
-    A place is one client number. Places are pinned to node ids, or the carrier asks each node that comes online which
-    place it has; a node keeps its place for as long as it is online. Nodes execute a repeated request only once, so a
+    A place is one client number. Places are pinned to node ids. For free ones the carrier asks each node that comes
+    online which place it has, and the first that names one has it. Nodes execute a repeated request only once, so a
     request is sent again to a node that has come back, and to one that was silent for a third of the timeout.
     `grid` is an `apps.FlowerGrid`; `query` makes the question of a kind to a node.
     """
@@ -62,9 +62,9 @@ class Carrier:
         self, grid: Any, clients: int, pinned: dict[int, int], say: Callable[[str], None],
         query: Callable[[str, int], bytes],
     ) -> None:  # fmt: skip
-        self._grid, self._clients, self._pinned, self._say, self._query = grid, clients, pinned, say, query
-        self._claims: dict[int, int] = {}
-        """The client that each node claims to be, in the order of the claims."""
+        self._grid, self._clients, self._say, self._query = grid, clients, say, query
+        self.places = dict(pinned)
+        """Nodes by client."""
         self._online: set[int] = set()
         self._refreshed = -_REFRESH
         self._queries: dict[str, tuple[int, float]] = {}
@@ -120,15 +120,6 @@ class Carrier:
             trip.replies[client] = "its node is offline" if client in self.places else "no node has taken this place"
         return trip.replies
 
-    @property
-    def places(self) -> dict[int, int]:
-        """Nodes by client: of the nodes that claim a place, the first one that is online, or the last one."""
-        places: dict[int, int] = {}
-        for node, client in self._claims.items():
-            if places.get(client) not in self._online:
-                places[client] = node
-        return places | self._pinned
-
     def _online_clients(self) -> set[int]:
         return {client for client, node in self.places.items() if node in self._online}
 
@@ -136,15 +127,11 @@ class Carrier:
         """Look which nodes are online, ask new ones for their places, and read their answers."""
         now = time.monotonic()
         if now - self._refreshed >= _REFRESH:
-            before, self._online, self._refreshed = self._online, self._grid.nodes(), now
-            for node in self._claims.keys() & (self._online - before):
-                self._claims[node] = self._claims.pop(node)  # a node that comes back claims its place after the others
+            self._online, self._refreshed = self._grid.nodes(), now
             self._abandoned -= self._grid.pull(self._abandoned).keys()
-            # A node that was offline is asked again, because its owner may have given it another place.
-            known = (self._claims.keys() & before) | set(self._pinned.values())
-            known |= {node for node, _ in self._queries.values()}
+            known = {*self.places.values(), *(node for node, _ in self._queries.values())}
             known |= {node for node, since in self._without_place.items() if now - since < _ASK_AGAIN}
-            new = sorted(self._online - known) if len(self._pinned) < self._clients else []
+            new = sorted(self._online - known) if len(self.places) < self._clients else []
             if new:
                 sent = self._grid.push(WHO, {node: self._query(WHO, node) for node in new}, timeout)
                 self._queries |= {message_id: (node, now + timeout) for message_id, node in sent.items()}
@@ -154,7 +141,7 @@ class Carrier:
             if node not in self._online or now >= end:
                 del self._queries[message_id]
                 self._abandoned.add(message_id)
-                if node in self._online and node not in self._claims:
+                if node in self._online:
                     self._without_place[node] = now
 
     def _assign_place(self, node: int, answer: bytes | Failure) -> None:
@@ -162,39 +149,39 @@ class Carrier:
         if isinstance(answer, Failure) and answer.gone:
             return
         text = printable(answer.text if isinstance(answer, Failure) else answer[:20].decode(errors="replace"))
-        if isinstance(answer, Failure) or not text.isdecimal() or int(text) >= self._clients:
-            self._without_place[node] = time.monotonic()
+        place = int(text) if text.isdecimal() else self._clients
+        if isinstance(answer, Failure) or place >= self._clients:
             self._say(f"node {node}: got {text!r} for its place, expected a partition-id below {self._clients}")
+        elif place in self.places:
+            self._say(f"node {node}: says it is client {place}, which node {self.places[place]} is")
+        else:
+            self.places[place] = node
+            self._say(f"client {place} is node {node}")
             return
-        place, before = int(text), self.places.get(int(text))
-        self._claims.pop(node, None)
-        self._claims[node] = place
-        if self.places[place] != node:
-            self._say(f"node {node}: says it is client {place}, whose place node {before} has and keeps while online")
-        elif before != node:
-            self._say(f"client {place} is node {node}" + ("" if before is None else f", before node {before}"))
+        self._without_place[node] = time.monotonic()
 
     def _push(self, trip: _Trip, online: set[int], end: float, timeout: float) -> None:
-        """Send the requests that were not sent to the client's present node, or not for a third of the timeout."""
-        now, places, messages = time.monotonic(), self.places, dict[int, bytes]()
-        clients = {node: client for client, node in places.items()}
-        for client in sorted(online & trip.waiting.keys()):
-            last, since, _ = trip.last_sent.get(client, (None, now, ""))
-            if last != places[client] or now - since >= timeout / _SENDS:
-                messages[places[client]] = trip.waiting[client]
+        """Send the requests that were not sent since the client's node is online, or not for a third of the timeout."""
+        now, clients = time.monotonic(), {node: client for client, node in self.places.items()}
+        due = [
+            client
+            for client in sorted(online & trip.waiting.keys())
+            if client not in trip.last_sent or now - trip.last_sent[client][0] >= timeout / _SENDS
+        ]
+        messages = {self.places[client]: trip.waiting[client] for client in due}
         # They expire with the trip: a node that comes back later would otherwise execute them first.
         sent = self._grid.push(REQUEST, messages, max(1.0, end - now)) if messages else {}
         for message_id, node in sent.items():
             trip.sent[message_id] = clients[node]
-            trip.last_sent[clients[node]] = node, now, message_id
+            trip.last_sent[clients[node]] = now, message_id
 
     def _receive(self, trip: _Trip, message_id: str, client: int, reply: bytes | Failure) -> None:
-        node, _, last_message = trip.last_sent.get(client, (0, 0.0, ""))
+        _, last_message = trip.last_sent.get(client, (0.0, ""))
         # A failure of an older message says nothing.
         if client not in trip.waiting or (isinstance(reply, Failure) and message_id != last_message):
             return
         if isinstance(reply, Failure) and reply.gone:
-            self._online.discard(node)
+            self._online.discard(self.places[client])
         else:
             trip.replies[client] = reply.text if isinstance(reply, Failure) else reply
             del trip.waiting[client]
