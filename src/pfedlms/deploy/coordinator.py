@@ -9,7 +9,6 @@ the first messages of the next one.
 from __future__ import annotations
 
 import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -156,14 +155,12 @@ class RunOnNodes(ActiveRun):
 
     federation: Coordinator
 
-    def __init__(self, config: Config, coordinator: Coordinator, directory: RunDirectory) -> None:
-        super().__init__(config, coordinator, directory)
-        self._directory = directory
-        self._report: RoundReport | None = None
-        coordinator.after_trip = self.checkpoint
+    _report: RoundReport | None = None
 
     def start(self) -> None:
-        self._directory.mark_on_nodes()  # only now, because the folder of a simulation has been refused before
+        if self._stored is not None:
+            self._stored.mark_on_nodes()  # only now, because the folder of a simulation has been refused before
+        self.federation.after_trip = self.checkpoint
         self.federation.start()
 
     def step(self, evaluate: bool) -> RoundReport:
@@ -236,7 +233,7 @@ def serve(
             return run_rounds(run, callbacks, directory.load_checkpoint(), at_once=True)[0]
     except Stopped as stopped:
         handler = signal.getsignal(stopped.signal)
-        if threading.current_thread() is threading.main_thread() and callable(handler):
+        if callable(handler):
             handler(stopped.signal, None)
         raise SystemExit(128 + stopped.signal) from None
 

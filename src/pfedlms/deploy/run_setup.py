@@ -18,14 +18,7 @@ from pfedlms.engine.terms import Terms
 from pfedlms.errors import ConfigError, DataError
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.loop import fixed_settings
-from pfedlms.experiment.prepare import (
-    NAMED_PROBLEM,
-    RunParts,
-    build_parts,
-    execution_settings,
-    load_named_pool,
-    partition_pool,
-)
+from pfedlms.experiment.prepare import NAMED_PROBLEM, build_parts, execution_settings, load_named_pool, partition_pool
 from pfedlms.experiment.problem import Problem
 from pfedlms.methods import METHODS
 from pfedlms.settings import CUSTOM
@@ -51,7 +44,7 @@ class RunSetup:
         """Whether the number of samples of each client follows from the configuration."""
         if config.data.newcomers:
             raise ConfigError(["data.newcomers: is for simulations; on nodes a client that joins late measures itself"])
-        self.parts: RunParts = build_parts(config, lambda: self._load_data(data, problem), problem)
+        self.parts = build_parts(config, lambda: self._load_data(data, problem), problem)
         partition = self.parts.data
         with execution_settings(config):
             self.terms = Terms(

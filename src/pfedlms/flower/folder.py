@@ -90,13 +90,12 @@ def render_files(
 
 def read_environment(folder: Path, *needed: str) -> dict[str, str]:
     """The addresses and ports in the folder's environment.sh."""
-    if not (folder / "app" / "pyproject.toml").is_file():
-        raise UsageError(f"{folder}: got no app/pyproject.toml, expected a folder of: pfedlms deploy init {folder}")
     file = folder / "environment.sh"
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
     named = dict(re.findall(r"^(?:export )?(\w+)=\$\{\w+:-([^}]*)\}", text, re.M))
     if missing := [name for name in needed if name not in named]:
-        raise UsageError(f"{file}: got no {', '.join(missing)}; pfedlms deploy upgrade writes what is new")
+        expected = "expected a folder of: pfedlms deploy init; pfedlms deploy upgrade writes what is new"
+        raise UsageError(f"{file}: got no {', '.join(missing)}, {expected}")
     return named
 
 
