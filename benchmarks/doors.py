@@ -27,8 +27,8 @@ from kept import commit
 from mutations import mutated, with_checksum
 
 from pfedlms.deploy import Coordinator, Node
-from pfedlms.deploy.envelope import decode
-from pfedlms.deploy.nodes import check_reply, message_bytes, read_reply
+from pfedlms.deploy.envelope import check_reply, decode, read_reply
+from pfedlms.deploy.nodes import message_bytes
 from pfedlms.deploy.run_setup import RunSetup
 from pfedlms.engine.transport import Code
 from pfedlms.errors import WireError

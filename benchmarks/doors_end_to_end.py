@@ -24,13 +24,13 @@ from flotilla import Flotilla, Memory, run_config, wait_until
 from mutations import mutated, with_checksum
 
 from pfedlms.deploy import Node
-from pfedlms.deploy.envelope import decode
-from pfedlms.deploy.nodes import check_reply, message_bytes, read_reply
+from pfedlms.deploy.envelope import check_reply, decode, read_reply
+from pfedlms.deploy.nodes import message_bytes
 from pfedlms.deploy.run_setup import RunSetup
 from pfedlms.errors import WireError
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.store import RunDirectory
-from pfedlms.flower.signing import strip_seal
+from pfedlms.flower.signing import unseal
 
 LIARS = range(2, 10)
 APP = '''"""As `deploy init` writes it, but for a server that changes each request to node 1 after it was signed."""
@@ -67,7 +67,7 @@ class Liar:
         """By trip: whether what was sent differs from the truth only in numbers, which nobody else can check."""
 
     def __call__(self, attacker: Attacker, kind: str, data: bytes) -> bytes | None:
-        request = strip_seal(data)
+        request = unseal(data, None)[1]
         if kind != "train.request" or (trip := decode(request).trip) in self.replied:
             return None
         reply = self._node.handle(request)

@@ -18,7 +18,7 @@ import torch
 from soak_samples import Seen
 
 from pfedlms.deploy import Node, serve
-from pfedlms.deploy.envelope import Kind, Reason, decode, refusal
+from pfedlms.deploy.envelope import Kind, decode
 from pfedlms.experiment.store import RunDirectory
 from pfedlms.flower.config import run_settings
 
@@ -43,8 +43,8 @@ class Again:
             reply = self.nodes[client].handle(request) if client in self._seen.carried_out[trip] else b""
             if client in self._seen.replied[trip]:
                 replies[client] = reply
-            elif gone := re.fullmatch("refused, failed: (.*)", self._why(trip, client)):
-                replies[client] = refusal(asked, Reason.FAILED, gone[1])
+            elif gone := re.fullmatch("no reply: (.*)", self._why(trip, client)):
+                replies[client] = gone[1]
         return replies
 
     def _why(self, trip: int, client: int) -> str:

@@ -69,11 +69,6 @@ def _add_records(reply: Envelope, *more: Record) -> bytes:
     return replace(reply, records=(*reply.records, *more)).encode()
 
 
-def flipped(reply: Envelope, node: Node) -> bytes:
-    data = reply.encode()
-    return data[:60] + bytes([data[60] ^ 4]) + data[61:]
-
-
 def enormous(reply: Envelope, node: Node) -> bytes:
     """A length of 2⁶⁰ bytes."""
     return reply.encode()[:32] + struct.pack("<Q", 1 << 60) + reply.encode()[40:]
@@ -98,15 +93,14 @@ MESSAGES: dict[str, tuple[Lie, str]] = {
 REPLIES: dict[str, tuple[Lie, str]] = {
     "nothing": (lambda reply, node: None, "no reply within"),
     "garbage": (garbage, "MagicError"),
-    "cut": (lambda reply, node: reply.encode()[:-7], "TruncatedError"),
-    "a flipped bit": (flipped, "ChecksumError"),
     "an enormous envelope": (enormous, "TruncatedError"),
     "too little": (with_fields(records=()), "got something else"),
     "a request": (with_fields(kind=Kind.REQUEST), "got a request"),
     "another run": (with_fields(run=bytes(8)), "DigestError"),
+    "another trip": (with_fields(trip=77), "RoundError"),
     "for another client": (with_fields(client=0), "SenderError"),
     "an error of the engine": (
-        lambda reply, node: refusal(reply, Reason.FAILED, "the process was killed"),
+        lambda reply, node: refusal(reply, Reason.FAILED, "the process was killed", 0),
         "refused, failed: the process was killed",
     ),
 }

@@ -40,8 +40,8 @@ def make_config(method: str, out: Path | str = "", /, *, clients: int = CLIENTS,
     return load_config(None, tables)
 
 
-Route = Callable[[int, bytes, Callable[[bytes], bytes]], bytes | None]
-"""(client, request, handler) to the reply that arrives at the server, None for no reply."""
+Route = Callable[[int, bytes, Callable[[bytes], bytes]], bytes | str | None]
+"""(client, request, handler) to the reply that arrives at the server, None for no reply, a text that says why."""
 
 
 FLEETS: list[Fleet] = []
@@ -60,7 +60,7 @@ class Fleet:
     """Called with the requests of each trip."""
     handler: Callable[[Node], Callable[[bytes], bytes]] = lambda node: node.handle
     """The function that handles the requests to a node."""
-    trips: list[dict[int, tuple[bytes, bytes | None]]] = field(default_factory=list)
+    trips: list[dict[int, tuple[bytes, Any]]] = field(default_factory=list)
     """Requests and the replies that arrived, by client, for each trip."""
     data: dict[int, Any] = field(default_factory=dict)
     nodes: dict[int, Node] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Fleet:
         self.close(client)
         path.unlink()
 
-    def send(self, requests: dict[int, bytes], timeout: float) -> dict[int, bytes]:
+    def send(self, requests: dict[int, bytes], timeout: float) -> dict[int, bytes | str]:
         self.before_trip(requests)
         replies = {
             client: self.route(client, data, lambda given, client=client: self.handler(self.node(client))(given))

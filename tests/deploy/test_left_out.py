@@ -41,21 +41,6 @@ def test_a_node_with_false_replies_is_left_out_of_the_whole_run(method: str, lie
     check_states(fleet, federation, skip=LIAR)
 
 
-def test_a_replayed_reply_is_refused(tmp_path: Path) -> None:
-    """By the number of its trip. `test_a_node_refuses_wrong_requests` has replayed requests."""
-    config = make_config("fedavg", tmp_path / "run")
-    old: list[bytes] = []
-
-    def replay(reply: Envelope, node: Node) -> bytes:
-        old.append(reply.encode())
-        return old[0]
-
-    fleet = Fleet(config, tmp_path / "nodes", lying_route(replay, lambda: fleet))
-    with pytest.warns(UserWarning, match="RoundError: reply: got one to round 1, trip 0, expected |OversizedError"):
-        _, metrics = serve_run(config, fleet)
-    assert [list(each["left_out"]) for each in metrics] == [[str(LIAR)]] * 3
-
-
 def test_a_number_of_samples_that_changes_between_exchanges_is_refused(tmp_path: Path) -> None:
     """Nodes have their own data, so the server does not know N_k and uses the first number reported in a round."""
     data, own, _ = own_data()

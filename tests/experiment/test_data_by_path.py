@@ -12,7 +12,6 @@ import pytest
 from PIL import Image
 from small import edit_config
 
-import pfedlms
 from pfedlms.cli import main
 from pfedlms.data.download import FILES, MIRRORS
 from pfedlms.report import plans

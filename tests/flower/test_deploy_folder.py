@@ -32,7 +32,7 @@ from pfedlms.experiment.config import load_config
 from pfedlms.flower import approval, gate
 from pfedlms.flower.check import check
 from pfedlms.flower.config import FlowerSection, NodeSection, node_settings, run_settings
-from pfedlms.flower.folder import render_pyproject, upgrade, write_folder
+from pfedlms.flower.folder import upgrade, write_folder
 from pfedlms.flower.signing import private_key, public_key
 from pfedlms.methods import METHODS
 
@@ -48,8 +48,8 @@ def call(folder: Path, *command: str, **more: Any) -> subprocess.CompletedProces
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, **more)
 
 
-def declared_settings() -> dict[str, Any]:
-    return approval.declared_settings(render_pyproject())
+def declared_settings(folder: Path) -> dict[str, Any]:
+    return approval.declared_settings((folder / "app" / "pyproject.toml").read_text())
 
 
 def test_a_run_must_be_on_the_allow_list(tmp_path: Path) -> None:
@@ -79,14 +79,14 @@ def test_a_setting_that_is_not_declared_is_named(folder: Path) -> None:
     assert not (folder / approval.NODE).exists()
 
 
-def test_every_setting_is_declared_with_its_meaning() -> None:
-    own = {f"flower.{each.name}" for each in fields(FlowerSection)}
-    assert declared_settings().keys() - own == {row["setting"] for row in settings()} | {"method.name"}
-    assert own <= declared_settings().keys()
-    lines = render_pyproject().splitlines()
+def test_every_setting_is_declared_with_its_meaning(folder: Path) -> None:
+    declared, own = declared_settings(folder), {f"flower.{each.name}" for each in fields(FlowerSection)}
+    assert declared.keys() - own == {row["setting"] for row in settings()} | {"method.name"}
+    assert own <= declared.keys()
+    lines = (folder / "app" / "pyproject.toml").read_text().splitlines()
     start = lines.index("[tool.flwr.app.config.flower]")
     keys = [number for number, line in enumerate(lines) if number > start and " = " in line and line[0] not in "#["]
-    assert len(keys) == len(declared_settings())
+    assert len(keys) == len(declared)
     assert all(lines[number - 1].startswith("# ") for number in keys)
 
 
@@ -96,12 +96,10 @@ def test_the_folder_is_a_complete_configuration(nodes: int, weight: float, tmp_p
     files = write_folder(folder, nodes, "sketchvote", server="example.org", port=8123)
     assert sorted(files) == sorted(path for path in folder.rglob("*") if path.is_file())
     assert not [path for path in files if re.search("@[A-Z]+@", path.read_text())]
-    config, flower = run_settings(folder / "app" / "pfedlms.toml", declared_settings())
+    config, flower = run_settings(folder / "app" / "pfedlms.toml", declared_settings(folder))
     assert config == load_config(folder / "app" / "pfedlms.toml")
-    assert flower == FlowerSection()
     assert all(path.stat().st_mode & 0o077 == 0 for path in (folder, *folder.rglob("*")))
-    own = tomllib.loads((folder / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]["flower"]
-    assert (own["key"], own["nodes"]) == (f"{folder}/keys/server-signing.key", f"{folder}/places.json")
+    assert (flower.key, flower.nodes) == (f"{folder}/keys/server-signing.key", f"{folder}/places.json")
     assert (config.method, config.data.clients, config.train.max_weight) == ("sketchvote", nodes, weight)
     assert config.train.max_scale == 100
     assert config.run.out == str(folder / "run")
@@ -212,6 +210,16 @@ def pretended_flower(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[
     return register
 
 
+def know_keys(folder: Path, node_by_place: dict[int, int]) -> None:
+    """Flower knows the keys of these places already, and has the ids of their nodes in its database only."""
+    (folder / "flwr" / "known").touch()
+    with closing(sqlite3.connect(folder / "superlink.db")) as database, database:
+        database.execute("CREATE TABLE node (node_id INTEGER, public_key BLOB)")
+        for place, node in node_by_place.items():
+            key = gate.key_header((folder / "keys" / f"node-{place}.pub").read_text())
+            database.execute("INSERT INTO node VALUES (?, ?)", (node, b64decode(key)))
+
+
 def registration_calls(folder: Path) -> list[str]:
     calls = [line.split()[1] for line in (folder / "flwr" / "calls").read_text().splitlines()]
     return [call for call in calls if call != "list"]
@@ -240,9 +248,9 @@ def test_registration_pins_places(folder: Path, pretended_flower: Callable[[int]
     subprocess.run(["./keys.sh", "2"], cwd=folder, check=True)
     assert register(10) == 2
     assert "[code: 7] something else; is superlink.sh running?" in capsys.readouterr().err
-    for nothing in ((), ("x",)):
+    for nothing in ((), ("x",), ("0", "1")):
         assert gate.main("revoke", folder, *nothing) == 2
-        assert ", expected one of 0" in capsys.readouterr().err
+        assert ", expected some of 0" in capsys.readouterr().err
     assert gate.main("revoke", folder, "0") == 0
     assert FlowerSection(nodes=str(file)).pinned_nodes(3) == {}
     assert not (folder / "keys" / "node-0.pub").exists()
@@ -279,13 +287,9 @@ def test_a_wrong_public_key_revokes_no_other(
     (folder / "flwr" / "down").unlink()
     assert places.read_text() == before
     assert "unregister" not in registration_calls(folder)
+    know_keys(folder, {0: 70, 1: 71})
     for place in (0, 1):
         (keys / f"node-{place}.pub").write_text(texts[1 - place])
-    (folder / "flwr" / "known").touch()
-    with closing(sqlite3.connect(folder / "superlink.db")) as database, database:
-        database.execute("CREATE TABLE node (node_id INTEGER, public_key BLOB)")
-        rows = [(70 + place, b64decode(gate.key_header(texts[place]))) for place in (0, 1)]
-        database.executemany("INSERT INTO node VALUES (?, ?)", rows)
     assert pretended_flower(72) == 0
     assert FlowerSection(nodes=str(places)).pinned_nodes(3) == {0: 71, 1: 70}
     assert "unregister" not in registration_calls(folder)
@@ -301,24 +305,10 @@ def test_a_key_that_flower_does_not_know_any_more_is_named(
     assert pretended_flower(71) == 0
     assert FlowerSection(nodes=str(folder / "places.json")).pinned_nodes(3) == {0: 71}
     (folder / "flwr" / "nodes").write_text("")
-    (folder / "flwr" / "known").touch()
-    with closing(sqlite3.connect(folder / "superlink.db")) as database, database:
-        database.execute("CREATE TABLE node (node_id INTEGER, public_key BLOB)")
-        key = b64decode(gate.key_header((folder / "keys" / "node-0.pub").read_text()))
-        database.execute("INSERT INTO node VALUES (71, ?)", (key,))
+    know_keys(folder, {0: 71})
     capsys.readouterr()
     assert pretended_flower(72) == 2
     assert "this key was revoked, which cannot be undone; ./keys.sh --rotate K" in capsys.readouterr().err
-
-
-def test_the_check_names_a_port_changed_in_one_file_only(folder: Path) -> None:
-    expected = (
-        "flwr/config.toml has 127.0.0.1:8001, expected 127.0.0.1:9000, LINK_PORT of environment.sh; edit one of them"
-    )
-    assert expected not in [each.said for each in check(folder)]
-    environment = folder / "environment.sh"
-    environment.write_text(environment.read_text().replace("8001", "9000"))
-    assert [each.wrong for each in check(folder) if each.said == expected] == [True]
 
 
 OLD = """# What all scripts of this folder share; edit it on every machine alike.
@@ -351,7 +341,7 @@ def test_a_folder_of_the_last_version_is_upgraded(tmp_path: Path) -> None:
     folder.chmod(0o755)
     (tmp_path / "data of all").mkdir(mode=0o755)
     (folder / "data").symlink_to(tmp_path / "data of all")
-    with pytest.raises(UsageError, match="bring the folder up to date: pfedlms deploy upgrade"):
+    with pytest.raises(UsageError, match=r"got no LINK_PORT, .*pfedlms deploy upgrade"):
         check(folder)
     assert "port 8123 of the gate; port 8124 must not be open" in "\n".join(upgrade(folder))
     assert (folder / "app" / "app.py").read_text() == "# mine\n"
@@ -403,13 +393,11 @@ def test_wrong_calls_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "there" / "file").touch()
     for arguments, expected in [
         (["init", str(tmp_path / "there")], "is not empty"),
-        (["init", str(tmp_path / "new"), "--nodes", "0"], "--nodes: got 0"),
-        (["init", str(tmp_path / "new"), "--port", "99999"], "--port: got 99999"),
+        (["init", str(tmp_path / "new"), "--nodes", "0"], "data.clients: got 0"),
         (["init", str(tmp_path / "new"), "--server", "host:9000"], "--server: got 'host:9000'"),
-        (["init", str(tmp_path / "new"), "--server", "a b"], "--server: got 'a b'"),
         (["init", str(tmp_path / "new"), "--method", "fedagv"], "did you mean fedavg"),
-        (["init", str(tmp_path / 'a"b%')], """got '"%' in the path, expected none of"""),
-        (["init", str(tmp_path / "two\nlines")], r"two\nlines': got '\n' in the path"),
+        (["init", str(tmp_path / 'a"b%')], "expected a path without quotes"),
+        (["init", str(tmp_path / "two\nlines")], "expected a path without quotes"),
         (["check", str(tmp_path / "there")], "expected a folder of: pfedlms deploy init"),
         (["approve", str(tmp_path / "there")], "expected a folder of: pfedlms deploy init"),
     ]:
@@ -431,21 +419,21 @@ def test_without_flower_approving_names_the_extra(
 def test_run_configs_override_the_file_and_all_errors_are_named(folder: Path) -> None:
     file = folder / "app" / "pfedlms.toml"
     config, flower = run_settings(
-        file, declared_settings() | {"train.rounds": 5, "method.name": "stc", "flower.wait": 3.0}
+        file, declared_settings(folder) | {"train.rounds": 5, "method.name": "stc", "flower.wait": 3.0}
     )
     assert (config.train.rounds, config.method, flower.wait) == (5, "stc", 3.0)
     assert set(METHODS) == {
-        run_settings(file, declared_settings() | {"method.name": name})[0].method for name in METHODS
+        run_settings(file, declared_settings(folder) | {"method.name": name})[0].method for name in METHODS
     }
     with pytest.raises(ConfigError) as caught:
-        run_settings(file, declared_settings() | {"train.rounds": 0, "flower.attempts": 0, "method.ratio": "x"})
+        run_settings(file, declared_settings(folder) | {"train.rounds": 0, "flower.attempts": 0, "method.ratio": "x"})
     assert [line.partition(":")[0] for line in caught.value.problems] == [
         "flower.attempts", "train.rounds", "method.ratio",
     ]  # fmt: skip
 
 
 def test_a_node_overrides_its_own_settings(folder: Path) -> None:
-    config, flower = run_settings(folder / "app" / "pfedlms.toml", declared_settings())
+    config, flower = run_settings(folder / "app" / "pfedlms.toml", declared_settings(folder))
     own = {"partition-id": 2, "state": "mine", "server-key": "server.pub"}
     own |= {"device": "cpu", "threads": 3, "data-dir": "there", "data": "a:b"}
     there, section, state = node_settings(config, flower, own)
@@ -455,22 +443,12 @@ def test_a_node_overrides_its_own_settings(folder: Path) -> None:
         "all/node-1"
     )
     with pytest.raises(ConfigError) as caught:
-        node_settings(config, flower, {"partition": 1, "threads": "x"})
+        node_settings(config, FlowerSection(), {"partition": 1, "threads": "x"})
     text = str(caught.value)
     assert all(f"node-config.{key}: " in text for key in ("partition-id", "partition", "threads", "state"))
     assert "got -1" in text
-    with pytest.raises(
-        ConfigError, match=r"node-config.server-key: got nothing, .*run `pfedlms deploy upgrade FOLDER`"
-    ):
+    with pytest.raises(ConfigError, match=r"node-config.server-key: got nothing, .*pfedlms deploy upgrade"):
         node_settings(config, flower, {"partition-id": 1, "state": "mine"})
-
-
-@pytest.mark.parametrize("named", ["1,2,3,4", "1,x", "7,7"])
-def test_wrong_pins_are_refused(named: str) -> None:
-    with pytest.raises(UsageError, match=r"flower\.nodes: got '"):
-        FlowerSection(nodes=named).pinned_nodes(3)
-    assert FlowerSection(nodes="12, 5").pinned_nodes(3) == {0: 12, 1: 5}
-    assert FlowerSection(nodes="12,, 5").pinned_nodes(3) == {0: 12, 2: 5}
 
 
 def test_every_setting_of_a_node_is_on_the_page() -> None:
@@ -523,15 +501,3 @@ def test_the_user_that_runs_apps_cannot_read_the_nodes_key() -> None:
         assert not can("cat", "keys/server-signing.key")
         assert not can("sh", "-c", "echo '{}' >> approved.jsonl")
         assert not can("touch", "keys/other")
-
-
-def test_a_missing_extra_is_named() -> None:
-    script = (
-        "import sys; sys.modules['flwr'] = None\n"
-        "import pfedlms.flower as flower\n"
-        "for app in (flower.server, flower.client):\n"
-        "    try: app('pfedlms.toml')\n"
-        "    except flower.UsageError as error: print(error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.count("pip install 'pfedlms[flower]'") == 2

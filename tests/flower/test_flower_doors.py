@@ -6,7 +6,6 @@ import socket
 import ssl
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
@@ -14,10 +13,8 @@ from pathlib import Path
 import pytest
 from flotilla import Flotilla, free_port, long, needs_flower, wait_until
 
-from pfedlms.errors import UsageError
 from pfedlms.flower.check import _check_server, listening_addresses
 from pfedlms.flower.folder import write_folder
-from pfedlms.flower.gate import write_includes
 
 ONLINE = "SuperNode ID:"
 
@@ -99,7 +96,7 @@ def test_the_check_says_why_a_server_cannot_be_reached(tmp_path: Path) -> None:
     for served, trusted, expected in [
         (context, own / "ca.crt", "is there, TLSv1."),
         (context, other_authority, "its certificate is refused"),
-        (None, own / "ca.crt", "no TLS there"),
+        (None, own / "ca.crt", "cannot be reached by TLS"),
     ]:
         port = free_port()
         thread = serve_once(served, port)
@@ -107,16 +104,10 @@ def test_the_check_says_why_a_server_cannot_be_reached(tmp_path: Path) -> None:
         thread.join()
         assert expected in found.said
         assert found.wrong == (expected != "is there, TLSv1.")
-    script = tmp_path / "f" / "certificates.sh"
-    script.write_text(script.read_text().replace("-days 397", "-days 0"))  # OpenSSL 3.5 takes no -1
-    subprocess.run([script], check=True, capture_output=True)
-    time.sleep(1.5)
-    context.load_cert_chain(own / "server.pem", own / "server.key")
-    thread = serve_once(context, port := free_port())
-    found = _check_server(f"127.0.0.1:{port}", own / "ca.crt")
-    thread.join()
-    assert "certificate has expired); is this machine's clock right? If it is, ./certificates.sh on the" in found.said
-    assert "cannot be reached (Connection refused)" in _check_server(f"127.0.0.1:{free_port()}", other_authority).said
+    assert (
+        "cannot be reached by TLS (Connection refused)"
+        in _check_server(f"127.0.0.1:{free_port()}", other_authority).said
+    )
     assert "ca.crt: is missing" in _check_server("127.0.0.1:1", tmp_path / "ca.crt").said
 
 
@@ -128,9 +119,3 @@ def test_listening_addresses_of_a_port_are_found() -> None:
             continue  # no IPv6 here
         with made:
             assert listening_addresses(made.getsockname()[1]) == {ip_address(address)}
-
-
-def test_ports_must_be_numbers(tmp_path: Path) -> None:
-    write_folder(tmp_path / "f", 1)
-    with pytest.raises(UsageError, match="got PORT='x' and LINK_PORT='8001'"):
-        write_includes(tmp_path / "f", {"PORT": "x", "LINK_PORT": "8001"})

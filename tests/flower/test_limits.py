@@ -22,8 +22,8 @@ from test_signing import signed_handler, signing_transport
 
 from pfedlms.deploy import Node, serve
 from pfedlms.deploy.coordinator import RoundLog
-from pfedlms.deploy.envelope import Code, Envelope, Reason, Record, decode
-from pfedlms.deploy.nodes import largest_reply, message_bytes
+from pfedlms.deploy.envelope import Code, Envelope, Reason, Record, decode, largest_reply
+from pfedlms.deploy.nodes import message_bytes
 from pfedlms.deploy.run_setup import RunSetup
 from pfedlms.errors import ConfigError, DataError, UsageError, printable
 from pfedlms.experiment.config import load_config
@@ -31,7 +31,7 @@ from pfedlms.experiment.prepare import NAMED_PROBLEM
 from pfedlms.flower import audit
 from pfedlms.flower.config import NodeSection
 from pfedlms.flower.launcher import Launcher
-from pfedlms.flower.signing import strip_seal
+from pfedlms.flower.signing import unseal
 from pfedlms.flower.superlink import describe_violation
 
 
@@ -58,7 +58,7 @@ def test_a_node_that_breaks_a_limit_is_left_out_and_named(lie: false_replies.Lie
 
     def check_limits(requests: dict[int, bytes]) -> None:
         for each in requests.values():
-            assert largest_reply(decode(strip_seal(each)), sizes)[0] < 4096 + sum(sizes)
+            assert largest_reply(decode(unseal(each, None)[1]), sizes)[0] < 4096 + sum(sizes)
 
     fleet = Fleet(
         config, tmp_path / "nodes", lying_route(lie, lambda: fleet), before_trip=check_limits, handler=signed_handler
@@ -165,23 +165,6 @@ def test_a_reply_that_is_not_uploaded_delays_no_other(monkeypatch: pytest.Monkey
 
 
 @needs_flower
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
-        ({}, ""),
-        ({"pfedlms": "0.0.9"}, "pfedlms: got 0.0.9, expected 1.0"),
-        ({"digest": "\x1b[2J", "torch": None}, r"torch: got None, expected 2.0, digest: got \x1b[2J, expected ab"),
-    ],
-)
-def test_differences_between_a_node_and_the_server_are_named(changed: dict[str, Any], expected: str) -> None:
-    from pfedlms.flower.apps import describe_differences
-
-    here = {"pfedlms": "1.0", "torch": "2.0", "digest": "ab"}
-    assert describe_differences(here, json.dumps(here | changed).encode()) == expected
-    assert describe_differences(here, b"nothing") == "got no answer that can be read"
-
-
-@needs_flower
 def test_an_error_about_a_nodes_own_data_does_not_quote_them_to_the_server(tmp_path: Path) -> None:
     """Flower sends an error's text to the server. The node's own log has all of it."""
     from pfedlms.flower.apps import open_node
@@ -206,11 +189,24 @@ def test_an_error_about_a_nodes_own_data_does_not_quote_them_to_the_server(tmp_p
 
 
 @needs_flower
-def test_the_check_names_places_without_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_names_free_places_and_nodes_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rival of node 70 is wrong, also if it claims that its place is none."""
     from pfedlms.flower import apps
 
-    carrier, said = SimpleNamespace(ask_all=lambda *_: {}, contested_places={}, nodes_without_place=()), list[str]()
+    config, said = load_config(None, {"data": {"clients": 3}}), list[str]()
     monkeypatch.setattr(apps, "say", said.append)
-    for online, expected in (({0}, "1 of 3 places are taken, nobody is at 1, 2; the"), ({0, 1, 2}, "are taken; the")):
-        apps.check_nodes(load_config(None, {"data": {"clients": 3}}), carrier, online, bytes(8))  # type: ignore[arg-type]
-        assert expected in said[-1]
+    same = {**apps.versions(), "digest": bytes(8).hex()}
+    other = {"torch": None, "digest": "\x1b[2J", "place": "2"}
+    given = {70: {"place": "0"}, 71: {"place": "0"}, 72: {"place": "None"}, 73: other}
+    answers = {node: json.dumps(same | each).encode() for node, each in given.items()} | {74: b"nothing"}
+    with pytest.raises(UsageError, match="4 things are wrong"):
+        apps.check_nodes(config, {0: 70, 1: 79, 2: 73}, answers, bytes(8))
+    found = [json.loads(line.partition(": ")[2]) for line in said]
+    assert [each["wrong"] for each in found] == [True] * 4 + [False] * 2
+    texts = [each["text"] for each in found]
+    assert texts[0] == "node 71: it has no place here: place: got 0, expected None"
+    version, torch = same["digest"], same["torch"]
+    assert texts[2] == rf"client 2, node 73: torch: got None, expected {torch}, digest: got \x1b[2J, expected {version}"
+    assert texts[3] == "node 74: it has no place here: got no answer that can be read"
+    assert texts[4] == "client 0, node 70: as the server"
+    assert texts[5].startswith("2 of 3 places are taken, nobody is at 1; the server has ")

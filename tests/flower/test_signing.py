@@ -163,16 +163,6 @@ def test_a_node_that_lost_its_state_is_resumed(tmp_path: Path) -> None:
     assert all(torch.equal(model, models[0]) for model in models)
 
 
-def test_a_node_without_signed_requests_is_named(tmp_path: Path) -> None:
-    config = make_config("fedavg", clients=2)
-    coordinator = Coordinator(config, signing_transport(Fleet(config, tmp_path / "nodes")))
-    with (
-        pytest.warns(UserWarning, match="does not know signed requests; update pfedlms there and run"),
-        pytest.raises(Exception, match="reached no client"),
-    ):
-        coordinator.step()
-
-
 def test_a_signed_query_is_valid_for_one_node_in_one_run() -> None:
     data = sign_query(KEY, 7, "query.who", 5)
     check_query(data, KEY.public_key(), 7, "query.who", 5)

@@ -33,8 +33,9 @@ def deploy(options: argparse.Namespace) -> int:
 def _init(options: argparse.Namespace) -> int:
     from pfedlms.flower.folder import write_folder
 
-    given = {**vars(options), "method": vars(options)["method.name"], "dataset": vars(options)["data.dataset"]}
-    arguments = {name: given[name] for name in ("method", "dataset", "server") if given[name] is not None}
+    named = vars(options)
+    arguments = {"method": named["method.name"], "dataset": named["data.dataset"], "server": options.server}
+    arguments = {name: value for name, value in arguments.items() if value is not None}
     files = write_folder(options.directory, options.nodes, port=options.port, link_port=options.link_port, **arguments)
     output(options, {"directory": str(options.directory), "files": list(map(str, files))}, table_from_records, [])
     say(f"{len(files)} files; next steps: {options.directory / 'README.md'}")

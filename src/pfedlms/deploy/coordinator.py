@@ -9,7 +9,6 @@ the first messages of the next one.
 from __future__ import annotations
 
 import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,13 +35,7 @@ from pfedlms.report.progress import evaluation_text
 
 
 class Coordinator:
-    """Plays rounds with clients that are nodes.
-
-    Args:
-        config: the configuration, as `RunSetup` takes it.
-        transport: delivers requests to nodes.
-        problem: model, loss and metric, where the configuration names none.
-    """
+    """Plays rounds with clients that are nodes; configuration and problem are as `RunSetup` takes them."""
 
     largest_cohort = 1
 
@@ -59,8 +52,8 @@ class Coordinator:
         """Called after every trip that does not end a round, to save `state`."""
         self.samples: dict[int, int] = {}
         """The last N_k that each client reported, in any round."""
-        self._warned: dict[tuple[int, bool], str] = {}
-        """Text of the last warning, by client and whether it was about a limited weight."""
+        self._warned: dict[tuple[int, str], str] = {}
+        """Text of the last warning, by client and kind of event."""
 
     @property
     def transport_bytes(self) -> dict[str, int]:
@@ -77,12 +70,11 @@ class Coordinator:
             self.after_trip()
 
     def play_round(self, evaluate_global: bool = False) -> RoundReport:
-        """Play the remaining trips of a round and return its report.
+        """Play the remaining trips of a round and return its report. `evaluate_global` is ignored: what nodes evaluate
+        was decided with the trip before, and `RoundReport.evaluated` says it.
 
-        Whether nodes evaluate was decided with the trip before, so that a repeated trip is the same;
-        `RoundReport.evaluated` has that decision and `evaluate_global` is ignored. If too few nodes reply, QuorumError
-        is raised and nothing changes: the next call, also in a later process, sends the same requests, and nodes that
-        have executed them return the same replies.
+        If too few nodes reply, QuorumError is raised and nothing changes: the next call, also in a later process,
+        sends the same requests, and nodes that have executed them return the same replies.
         """
         while (report := self.step()) is None:
             self.after_trip()
@@ -94,8 +86,6 @@ class Coordinator:
         with execution_settings(self.config), one_thread_per_operator():
             inbox = self._server.inbox(state, self._server.outbox(state))
         self._nodes.carry(inbox.requests, inbox)
-        for client in {client for request in inbox.requests for client in request.clients}.difference(inbox.failed):
-            self._warned.pop((client, False), None)
         self._warn(inbox.events)
         with execution_settings(self.config), one_thread_per_operator():
             after = self._server.step(state, inbox)
@@ -112,12 +102,10 @@ class Coordinator:
         return replace(state, measure=(Flag.PERSONAL | Flag.SHARED) * measure, ask_ahead=number < last)
 
     def _warn(self, events: Iterable[Event]) -> None:
-        """Warn of an event once per client until its text changes; of a limited weight once per client."""
+        """Warn of each kind of event once per client until its text changes."""
         for event in events:
-            limited = event.kind == "weight_limited"
-            last = self._warned.get((event.client, limited))
-            if last is None or (last != event.text and not limited):
-                self._warned[event.client, limited] = event.text
+            if self._warned.get((event.client, event.kind)) != event.text:
+                self._warned[event.client, event.kind] = event.text
                 warnings.warn(str(event), stacklevel=4)
 
     # --- evaluation
@@ -157,11 +145,6 @@ class Coordinator:
         if state["run"] != self.run:
             raise ValueError("checkpoint: it belongs to another model, method, setting, seed or initial weights")
         standing = dict(state["standing"])
-        if "inbox" in standing:
-            raise ValueError(
-                "checkpoint: it was made by an earlier version of pfedlms; finish this run with that version, or start "
-                "a new one in another folder with another run.seed"
-            )
         self.samples, self._nodes.counts = standing.pop("samples"), standing.pop("counts")
         self._state = self._server.restore(standing)
         self.rounds_played = self._state.round
@@ -172,14 +155,12 @@ class RunOnNodes(ActiveRun):
 
     federation: Coordinator
 
-    def __init__(self, config: Config, coordinator: Coordinator, directory: RunDirectory) -> None:
-        super().__init__(config, coordinator, directory)
-        self._directory = directory
-        self._report: RoundReport | None = None
-        coordinator.after_trip = self.checkpoint
+    _report: RoundReport | None = None
 
     def start(self) -> None:
-        self._directory.mark_on_nodes()  # only now, because the folder of a simulation has been refused before
+        if self._stored is not None:
+            self._stored.mark_on_nodes()  # only now, because the folder of a simulation has been refused before
+        self.federation.after_trip = self.checkpoint
         self.federation.start()
 
     def step(self, evaluate: bool) -> RoundReport:
@@ -199,8 +180,7 @@ class RunOnNodes(ActiveRun):
 
 
 class RoundLog(Callback):
-    """Logs one line per round: bytes, seconds, accuracy, and which clients were left out and why. An evaluation comes
-    after its round, so each line is written when the evaluation or the next round is there."""
+    """Logs one line per round: bytes, seconds, accuracy, and which clients were left out and why."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say, self._line, self._left_out, self._last_time = say, "", "", time.monotonic()
@@ -211,7 +191,6 @@ class RoundLog(Callback):
         self._say(f"pfedlms: {config.method} on {config.data.title}, {config.train.rounds} rounds{resumed}")
 
     def on_round(self, run: RunInfo, record: Mapping[str, Any]) -> None:
-        self._flush()
         traffic, now = record["bytes"], time.monotonic()
         up, down = (sum(count for name, count in traffic.items() if name.startswith(way)) for way in ("up", "down"))
         catch_up = f" + {traffic['catch_up']:,} to catch up" if traffic["catch_up"] else ""
@@ -219,21 +198,18 @@ class RoundLog(Callback):
             f"round {record['round']}/{run.config.train.rounds}: {len(record['participants'])} trained, loss "
             f"{record['loss']:.4f}, {up:,} bytes up, {down:,} down{catch_up}, {now - self._last_time:.1f} s"
         )
-        self._left_out = "; ".join(f"{client}: {printable(why)}" for client, why in record["left_out"].items())
+        left_out = "; ".join(f"{client}: {printable(why)}" for client, why in record["left_out"].items())
+        self._left_out = f"; left out: {left_out}" if left_out else ""
         self._last_time = now
 
     def on_evaluation(self, run: RunInfo, record: Mapping[str, Any]) -> None:
         self._line += f", {evaluation_text(record)}"
-        self._flush()
+
+    def on_step(self, run: RunInfo) -> None:
+        self._say(self._line + self._left_out)
 
     def on_end(self, run: RunInfo, summary: Mapping[str, Any]) -> None:
-        self._flush()
         self._say(f"pfedlms: {one_line_summary(summary)}")
-
-    def _flush(self) -> None:
-        if self._line:
-            self._say(self._line + (f"; left out: {self._left_out}" if self._left_out else ""))
-        self._line = ""
 
 
 def serve(
@@ -257,7 +233,7 @@ def serve(
             return run_rounds(run, callbacks, directory.load_checkpoint(), at_once=True)[0]
     except Stopped as stopped:
         handler = signal.getsignal(stopped.signal)
-        if threading.current_thread() is threading.main_thread() and callable(handler):
+        if callable(handler):
             handler(stopped.signal, None)
         raise SystemExit(128 + stopped.signal) from None
 

@@ -22,27 +22,31 @@ The body is a sequence of records. Each is 16 bytes and its data:
 
 Numbers are unsigned, little endian. The records of a request are orders, which the node executes one after the other.
 A reply has one record for each SEND and TRAIN of its request, in the same order, and ANSWERS_KNOWN. A refusal has
-REFUSED instead; ANSWERS_KNOWN follows only if the node itself refuses. Every length is compared with the bytes received
-before memory is allocated.
+REFUSED and ANSWERS_KNOWN. Every length is compared with the bytes received before memory is allocated.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from math import isfinite
 
-from pfedlms.engine.transport import Code, Record, Split
+from pfedlms.engine.transport import Code, Flag, Record, Split
 from pfedlms.errors import (
     ChecksumError,
     DecodeError,
+    DigestError,
     KindError,
     MagicError,
     OversizedError,
+    RoundError,
+    SenderError,
     TruncatedError,
     VersionError,
+    WireError,
     printable,
 )
 
@@ -83,7 +87,7 @@ class Reason(IntEnum):
     DIVERGED = 5
     """The node's loss or model is not finite any more."""
     FAILED = 6
-    """The node or its connection failed."""
+    """The node failed."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,11 @@ class Envelope:
             MAGIC, VERSION, self.kind, 0, self.run, self.client, self.round, self.trip, len(body)
         )  # fmt: skip
         return header + _CRC.pack(zlib.crc32(body, zlib.crc32(header))) + body
+
+    @property
+    def refused(self) -> Record | None:
+        """What says why a node refused; None in any other reply."""
+        return self.records[0] if self.records and self.records[0].code == Code.REFUSED else None
 
     def reply(self, *records: Record) -> Envelope:
         """A reply to this request."""
@@ -156,21 +165,16 @@ def _records(body: memoryview, most: int | None) -> tuple[Record, ...]:
     return tuple(records)
 
 
-def refusal(request: Envelope, reason: Reason, text: str, answers_known: int | None = None) -> bytes:
-    """The encoded reply that the request was not executed. The node itself adds `answers_known`. A transport that knows
-    why no reply comes makes a refusal with Reason.FAILED, without `answers_known`."""
-    records = [Record(Code.REFUSED, flags=reason, data=text.encode()[:MAX_TEXT_BYTES])]
-    if answers_known is not None:
-        records.append(Record(Code.ANSWERS_KNOWN, answers_known))
-    return request.reply(*records).encode()
+def refusal(request: Envelope, reason: Reason, text: str, answers_known: int) -> bytes:
+    """The encoded reply that the request was not executed."""
+    refused = Record(Code.REFUSED, flags=reason, data=text.encode()[:MAX_TEXT_BYTES])
+    return request.reply(refused, Record(Code.ANSWERS_KNOWN, answers_known)).encode()
 
 
 def refusal_text(record: Record) -> str:
     """The reason and text of a REFUSED record, with control characters escaped."""
     name = Reason(record.flags).name if record.flags in list(Reason) else f"reason {record.flags}"
     text = bytes(record.data[:MAX_TEXT_BYTES]).decode(errors="replace")
-    if "got magic b'PFLS'" in text:
-        text = "its pfedlms does not know signed requests; update pfedlms there and run `pfedlms deploy upgrade FOLDER`"
     return f"{name.lower()}: {printable(text)}"
 
 
@@ -184,9 +188,8 @@ def read_training(record: Record) -> tuple[int, float]:
         raise DecodeError(f"trained: got {len(record.data)} bytes, expected {TRAINING.size}")
     samples, loss = TRAINING.unpack(record.data)
     if samples < 1 or not abs(loss) <= MAX_LOSS:
-        raise DecodeError(
-            f"trained: got {samples} samples and a loss of {loss}, expected some and a loss of at most {MAX_LOSS:g}"
-        )
+        expected = f"expected some and a loss of at most {MAX_LOSS:g}"
+        raise DecodeError(f"trained: got {samples} samples and a loss of {loss}, {expected}")
     return samples, loss
 
 
@@ -201,8 +204,75 @@ def read_measurement(record: Record, percent: bool) -> tuple[Split, tuple[float,
     correct, loss, samples = MEASUREMENT.unpack(record.data)
     is_count = isfinite(correct) and correct.is_integer() and 0 <= correct <= samples
     if not (isfinite(correct) and abs(loss) <= MAX_LOSS * max(1, samples) and (is_count or not percent)):
-        raise DecodeError(
-            f"measured: got {correct} of {samples} with a loss of {loss}, expected a count of at most as many and "
-            f"a loss of at most {MAX_LOSS:g} per sample"
-        )
+        expected = f"expected a count of at most as many and a loss of at most {MAX_LOSS:g} per sample"
+        raise DecodeError(f"measured: got {correct} of {samples} with a loss of {loss}, {expected}")
     return Split(record.index), (int(correct) if percent else correct, loss, samples)
+
+
+# --- a reply and its request
+
+
+def largest_reply(request: Envelope, messages: Sequence[int]) -> tuple[int, int]:
+    """Most bytes and most records that a reply to this request may have; `messages` is from `message_bytes`."""
+    size, records = ENVELOPE_BYTES + RECORD_BYTES, 1  # ANSWERS_KNOWN
+    for order in request.records:
+        if order.code == Code.SEND:
+            size += RECORD_BYTES + (messages[order.index] if order.index < len(messages) else 0)
+            records += 1
+        elif order.code == Code.TRAIN:
+            counts = len(Split) * bool(order.flags & (Flag.PERSONAL | Flag.SHARED))
+            size += RECORD_BYTES + TRAINING.size + counts * (RECORD_BYTES + MEASUREMENT.size)
+            records += 1 + counts
+    refusal_size = ENVELOPE_BYTES + 2 * RECORD_BYTES + MAX_TEXT_BYTES
+    return max(size, refusal_size), max(records, 2)
+
+
+def check_reply(request: Envelope, data: bytes, messages: Sequence[int]) -> Envelope:
+    """Decode a reply and check that it is one to this request; raises WireError. `read_reply` checks its records."""
+    size, records = largest_reply(request, messages)
+    if len(data) > size:
+        raise OversizedError(f"reply: got {len(data)} bytes, expected at most {size}, as follows from the request")
+    reply = decode(data, records)
+    if [record.code for record in reply.records].count(Code.ANSWERS_KNOWN) > 1:
+        raise OversizedError("reply: got more than one ANSWERS_KNOWN")
+    if reply.kind != Kind.REPLY:
+        raise DecodeError("reply: got a request")
+    if reply.run != request.run:
+        raise DigestError(f"reply: got one of run {reply.run.hex()}, expected {request.run.hex()}")
+    if reply.client != request.client:
+        raise SenderError(f"reply: got one of client {reply.client}, expected {request.client}")
+    if (reply.round, reply.trip) != (request.round, request.trip):
+        if reply.refused and reply.refused.flags == Reason.BROKEN:  # the node could not read round and trip
+            raise WireError(f"refused, {refusal_text(reply.refused)}")
+        got = f"reply: got one to round {reply.round + 1}, trip {reply.trip}"
+        raise RoundError(f"{got}, expected {request.round + 1}, {request.trip}")
+    return reply
+
+
+def read_reply(
+    request: Envelope, reply: Envelope, percent: bool
+) -> tuple[bytes | memoryview | None, tuple[int, float] | None, dict[Split, tuple[float, float, int]]]:
+    """The node's message, its N_k and loss, and its measurements. Raises the matching WireError unless the reply has
+    exactly what the request asked for. The message itself is not decoded."""
+    if reply.refused:
+        raise WireError(f"refused, {refusal_text(reply.refused)}")
+    rest = [record for record in reply.records if record.code != Code.ANSWERS_KNOWN]
+    frame, trained, counts = None, None, dict[Split, tuple[float, float, int]]()
+    for order in request.records:
+        if order.code not in (Code.SEND, Code.TRAIN):
+            continue
+        record = rest.pop(0) if rest else None
+        if record is None or (record.code, record.number, record.index) != (order.code, order.number, order.index):
+            raise DecodeError(f"reply: expected {order.code.name.lower()} {order.number}, got something else")
+        if order.code == Code.SEND:
+            frame = record.data
+        else:
+            trained = read_training(record)
+            while order.flags and rest and rest[0].code == Code.MEASURED:
+                split, count = read_measurement(rest.pop(0), percent)
+                counts[split] = count
+            if order.flags & Flag.PERSONAL and not counts.get(Split.TEST, (0, 0, 0))[2]:
+                raise DecodeError("reply: got no measurement of the test split, expected one")
+    if rest:
+        raise DecodeError(f"reply: got {len(rest)} records that the server did not ask for")
+    return frame, trained, counts

@@ -42,6 +42,12 @@ class RefusalError(Exception):
         super().__init__(text)
 
 
+def _require(condition: bool, reason: Reason, text: str) -> None:
+    """Refuse the request unless the condition holds."""
+    if not condition:
+        raise RefusalError(reason, text)
+
+
 @dataclass(frozen=True)
 class State:
     """The state of a node. Functions take one and return a new one."""
@@ -67,17 +73,17 @@ class State:
     reply: bytes = b""
     """The reply to the last request."""
 
+    def at(self, round: int, step: int) -> Cohort | None:
+        """The client in this round, if that has come to this step."""
+        return self.ongoing if (self.round, self.step) == (round, step) else None
+
 
 class Node:
     """One client of a federation, opened from its configuration, its own data and its state directory. Use it in a
     `with` statement, or `close` it: other processes that open the same client wait until then.
 
-    Args:
-        config: the configuration, as `RunSetup` takes it.
-        client: the client's number, 0 to data.clients − 1.
-        directory: the folder for its state, one file per run; created if missing.
-        data: its own data, or None if the configuration's data set is partitioned; see `run_setup.own_data`.
-        problem: model, loss and metric, where the configuration names none.
+    `directory` is the folder for its state, one file per run; it is created if missing. The other arguments are as
+    `RunSetup` takes them.
     """
 
     def __init__(
@@ -161,33 +167,25 @@ class Node:
     def _check(self, envelope: Envelope, digest: bytes) -> bytes | None:
         """Refuse a request that is not for this node or is too old. Returns the saved reply if it is a repeated one."""
         state = self.state
-        if envelope.kind == Kind.REPLY:
-            raise RefusalError(Reason.BROKEN, "got a reply, expected a request")
-        if envelope.run != self.run:
-            raise RefusalError(
-                Reason.RUN,
-                f"digest: got {envelope.run.hex()}, expected {self.run.hex()}; the ends differ in model, method, "
-                "settings, seed, names of classes or w⁰, or the request is of another run",
-            )
-        if envelope.client != self.client:
-            raise RefusalError(Reason.CLIENT, f"client: got a request to {envelope.client}, expected {self.client}")
+        _require(envelope.kind != Kind.REPLY, Reason.BROKEN, "got a reply, expected a request")
+        got, why = f"digest: got {envelope.run.hex()}", "model, method, settings, seed, classes or w⁰ differ"
+        _require(envelope.run == self.run, Reason.RUN, f"{got}, expected {self.run.hex()}; {why}")
+        to = envelope.client
+        _require(to == self.client, Reason.CLIENT, f"client: got a request to {to}, expected {self.client}")
         same_trip = envelope.kind == Kind.REQUEST and envelope.trip == state.trip
         if same_trip and digest == state.request:
             return state.reply
-        if same_trip or envelope.trip < state.trip:
-            raise RefusalError(
-                Reason.STALE,
-                f"round {envelope.round + 1}: got trip {envelope.trip}, expected one after {state.trip}; if the run "
-                "was begun anew, give it another run.seed or empty the nodes' state directories",
-            )
+        expected = f"expected one after {state.trip}; a run that is begun anew needs another run.seed"
+        stale = f"round {envelope.round + 1}: got trip {envelope.trip}, {expected}"
+        _require(not same_trip and envelope.trip >= state.trip, Reason.STALE, stale)
         return None
 
     def _execute(self, envelope: Envelope) -> tuple[State, bytes]:
         state, records, look = self.state, list[Record](), envelope.kind == Kind.LOOK
         exchanges = len(self._method.exchanges)
         for order in envelope.records:
-            if order.index and order.index >= exchanges:
-                raise RefusalError(Reason.BROKEN, f"exchange: got {order.index}, expected below {exchanges}")
+            known = not order.index or order.index < exchanges
+            _require(known, Reason.BROKEN, f"exchange: got {order.index}, expected below {exchanges}")
             if order.code == Code.ANSWER:
                 state = self._apply_answer(state, order, look)
             elif order.code == Code.MODEL:
@@ -205,60 +203,45 @@ class Node:
 
     def _apply_answer(self, state: State, order: Record, look: bool) -> State:
         """Apply an answer. An answer that the tracked model already has is ignored."""
-        number, tracks = order.number, self._method.tracks
-        if tracks and number != state.answers_known:
-            if number < state.answers_known:
-                return state
-            raise RefusalError(
-                Reason.ORDER, f"got the answer of round {number + 1}, expected that of round {state.answers_known + 1}"
-            )
-        same_round = state.ongoing is not None and state.round == number
-        due = same_round and state.step == 2 * order.index + 1
+        number, tracks, known = order.number, self._method.tracks, state.answers_known
+        if tracks and number < known:
+            return state
+        expected = f"got the answer of round {number + 1}, expected that of round {known + 1}"
+        _require(not tracks or number == known, Reason.ORDER, expected)
+        basis = state.at(number, 2 * order.index + 1)
         # With a tracked model, or messages about the last local steps, a client needs the answer even if it sent none.
-        if not (due or look or self._method.about_last_steps or tracks):
-            raise RefusalError(
-                Reason.ORDER,
-                f"got an answer of exchange {order.index} of round {number + 1}, to which nothing was sent",
-            )
-        basis = state.ongoing if same_round and (due or look) else None
+        needed = basis is not None or look or self._method.about_last_steps or tracks
+        _require(needed, Reason.ORDER, f"got an answer of round {number + 1} to which nothing was sent")
+        if look and state.round == number:
+            basis = state.ongoing
         after = self._client.receive(basis or state.cohort, order, self._client.read(order))
         state = replace(state, ongoing=after, round=number, step=2 * order.index + 2)
         return replace(state, cohort=after.without_round_values(), answers_known=number + 1) if tracks else state
 
     def _adopt(self, state: State, order: Record) -> State:
         """Replace the tracked model, or update it by the changes, as the server sends them."""
-        if not self._method.tracks:
-            raise RefusalError(Reason.BROKEN, f"got a model, but {self._method.name} tracks none")
-        if order.number < state.answers_known and not order.flags & Flag.FORCED:
+        known = state.answers_known
+        _require(self._method.tracks, Reason.BROKEN, f"got a model, but {self._method.name} tracks none")
+        if order.number < known and not order.flags & Flag.FORCED:
             return state
-        received, known = self._client.read(order), state.answers_known
-        if self._client.message_of(order) is self._client.catch_up.changes and received.values["since"][0] > known:
+        received = self._client.read(order)
+        if self._client.message_of(order) is self._client.catch_up.changes:
             since = received.values["since"][0]
-            raise RefusalError(Reason.ORDER, f"changes since round {since} take {since} answers, got {known} so far")
+            _require(since <= known, Reason.ORDER, f"changes since round {since} take as many answers, got {known}")
         after = self._client.receive(state.cohort, order, received)
         return replace(state, cohort=after, ongoing=None, answers_known=order.number + 1)
 
     def _send(self, state: State, order: Record) -> tuple[State, bytes]:
-        number, about_last = order.number, self._method.about_last_steps
-        if about_last and number <= state.sent:
-            raise RefusalError(
-                Reason.STALE, f"the message of round {number + 1} was made already, the last is {state.sent + 1}"
-            )
-        if about_last and state.phase != number:
-            raise RefusalError(
-                Reason.ORDER, f"the message of round {number + 1} is about phase {number}, not {state.phase}"
-            )
-        if self._method.tracks and state.answers_known != number:
-            raise RefusalError(
-                Reason.ORDER, f"to send in round {number + 1} takes {number} answers, got {state.answers_known} so far"
-            )
-        basis = state.cohort
-        if order.index:
-            if state.ongoing is None or state.round != number or state.step != 2 * order.index:
-                raise RefusalError(
-                    Reason.ORDER, f"to send in exchange {order.index} of round {number + 1} takes the answer before it"
-                )
-            basis = state.ongoing
+        number, about_last, known = order.number, self._method.about_last_steps, state.answers_known
+        message = f"the message of round {number + 1}"
+        if about_last:
+            _require(number > state.sent, Reason.STALE, f"{message} was made already, the last is {state.sent + 1}")
+            _require(state.phase == number, Reason.ORDER, f"{message} is about phase {number}, not {state.phase}")
+        tracked = not self._method.tracks or known == number
+        _require(tracked, Reason.ORDER, f"{message} takes {number} answers, got {known} so far")
+        basis = state.at(number, 2 * order.index) if order.index else state.cohort
+        if basis is None:
+            raise RefusalError(Reason.ORDER, f"{message} of exchange {order.index} takes the answer before it")
         after, values = self._client.send(basis, order)
         data = frame(
             self._method.exchanges[order.index].up, {name: array[0] for name, array in to_arrays(values).items()},
@@ -271,14 +254,11 @@ class Node:
 
     def _train(self, state: State, order: Record, look: bool) -> tuple[State, list[Record]]:
         phase, exchanges = order.number, len(self._method.exchanges)
-        if phase <= state.phase:
-            raise RefusalError(Reason.STALE, f"phase {phase} is over for this node, the last one was {state.phase}")
-        cohort = state.cohort
-        if phase and exchanges:
-            done = state.ongoing is not None and state.round == phase - 1 and state.step == 2 * exchanges
-            if not done and not look:
-                raise RefusalError(Reason.ORDER, f"phase {phase} takes the answers of round {phase}")
-            cohort = state.ongoing if done and state.ongoing is not None else cohort
+        _require(phase > state.phase, Reason.STALE, f"phase {phase} is over, the last one was {state.phase}")
+        done = state.at(phase - 1, 2 * exchanges)
+        ready = done is not None or look or not (phase and exchanges)
+        _require(ready, Reason.ORDER, f"phase {phase} takes the answers of round {phase}")
+        cohort = done or state.cohort
         measured = {}
         if order.flags & Flag.SHARED:
             measured[Split.SHARED] = self._client.measure_shared(cohort)

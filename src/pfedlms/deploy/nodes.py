@@ -13,23 +13,10 @@ from math import log10
 from statistics import median
 from typing import NamedTuple, Protocol
 
-from pfedlms.deploy.envelope import (
-    ENVELOPE_BYTES,
-    MAX_TEXT_BYTES,
-    MEASUREMENT,
-    RECORD_BYTES,
-    TRAINING,
-    Envelope,
-    Kind,
-    Reason,
-    decode,
-    read_measurement,
-    read_training,
-    refusal_text,
-)  # fmt: skip
+from pfedlms.deploy.envelope import Envelope, Kind, check_reply, read_reply
 from pfedlms.deploy.run_setup import RunSetup
-from pfedlms.engine.transport import Code, Event, Flag, Inbox, Record, Request, Split
-from pfedlms.errors import DecodeError, DigestError, OversizedError, RoundError, SenderError, WireError
+from pfedlms.engine.transport import Code, Event, Inbox, Record, Request, Split
+from pfedlms.errors import DecodeError, WireError, printable
 from pfedlms.wire.frames import HEADER_BYTES
 
 MAX_EVALUATION_RATIO = 10
@@ -43,9 +30,9 @@ UNUSUAL_POINTS, UNUSUAL_FACTOR = 60.0, 10.0
 class Transport(Protocol):
     """Delivers requests to nodes."""
 
-    def send(self, requests: dict[int, bytes], timeout: float) -> Mapping[int, bytes]:
+    def send(self, requests: dict[int, bytes], timeout: float) -> Mapping[int, bytes | str]:
         """Send the requests, which are given by client, and return the replies that came within `timeout` seconds, by
-        client. A client without a reply is late, lost, or has not connected yet."""
+        client; a text in place of a reply says why there is none and that the client was not reached."""
         ...
 
 
@@ -74,10 +61,10 @@ class Nodes:
             try:
                 if (data := replies.get(client)) is None:
                     raise WireError(f"no reply within {self._timeout:g} s")
-                reply = check_reply(envelope, data, self._messages)
-                # A refusal without ANSWERS_KNOWN is the transport's: it could not reach the node.
-                if [record.code for record in reply.records] == [Code.REFUSED]:
+                if isinstance(data, str):
                     reached.discard(client)
+                    raise WireError(f"no reply: {printable(data)}")
+                reply = check_reply(envelope, data, self._messages)
                 for record in reply.records:
                     if record.code == Code.ANSWERS_KNOWN:
                         inbox.answers_known[client] = record.number
@@ -120,16 +107,14 @@ class Nodes:
         that the server knows or that the client sent before; a first number must not be far above N_k."""
         data = self._setup.parts.data
         for split, (_, _, count) in counts.items():
-            expected = self.counts.get((client, split))
+            known = self.counts.get((client, split))
             if self._setup.knows_samples:
                 indices = data.validation if split == Split.VALIDATION else data.test
-                expected = len(indices[client]) * data.positions
-            got = f"measured: got {count} samples of {split.name.lower()}"
-            if expected is not None and count != expected:
-                raise DecodeError(f"{got}, expected {expected} as before")
-            if expected is None and count > MAX_EVALUATION_RATIO * samples * data.positions:
-                most = f"at most {MAX_EVALUATION_RATIO} times the {samples} that the client trains on"
-                raise DecodeError(f"{got}, expected {most}")
+                known = len(indices[client]) * data.positions
+            most = MAX_EVALUATION_RATIO * samples * data.positions
+            if count > most if known is None else count != known:
+                expected = f"at most {most}" if known is None else f"{known} as before"
+                raise DecodeError(f"measured: got {count} samples of {split.name.lower()}, expected {expected}")
         self.counts |= {(client, int(split)): count for split, (_, _, count) in counts.items()}
 
     def _warn_of_changes(self, inbox: Inbox) -> None:
@@ -168,74 +153,6 @@ def message_bytes(setup: RunSetup) -> list[int]:
     return [HEADER_BYTES + exchange.up.max_bytes for exchange in setup.terms.method.exchanges]
 
 
-def largest_reply(request: Envelope, messages: Sequence[int]) -> tuple[int, int]:
-    """Most bytes and most records that a reply to this request may have; `messages` is from `message_bytes`."""
-    size, records = ENVELOPE_BYTES + RECORD_BYTES, 1  # ANSWERS_KNOWN
-    for order in request.records:
-        if order.code == Code.SEND:
-            size += RECORD_BYTES + (messages[order.index] if order.index < len(messages) else 0)
-            records += 1
-        elif order.code == Code.TRAIN:
-            counts = len(Split) * bool(order.flags & (Flag.PERSONAL | Flag.SHARED))
-            size += RECORD_BYTES + TRAINING.size + counts * (RECORD_BYTES + MEASUREMENT.size)
-            records += 1 + counts
-    refusal_size = ENVELOPE_BYTES + 2 * RECORD_BYTES + MAX_TEXT_BYTES
-    return max(size, refusal_size), max(records, 2)
-
-
-def check_reply(request: Envelope, data: bytes, messages: Sequence[int]) -> Envelope:
-    """Decode a reply and check that it is one to this request; raises WireError. `read_reply` checks its records."""
-    size, records = largest_reply(request, messages)
-    if len(data) > size:
-        raise OversizedError(f"reply: got {len(data)} bytes, expected at most {size}, as follows from the request")
-    reply = decode(data, records)
-    if [record.code for record in reply.records].count(Code.ANSWERS_KNOWN) > 1:
-        raise OversizedError("reply: got more than one ANSWERS_KNOWN")
-    if reply.kind != Kind.REPLY:
-        raise DecodeError("reply: got a request")
-    if reply.run != request.run:
-        raise DigestError(f"reply: got one of run {reply.run.hex()}, expected {request.run.hex()}")
-    if reply.client != request.client:
-        raise SenderError(f"reply: got one of client {reply.client}, expected {request.client}")
-    if (reply.round, reply.trip) != (request.round, request.trip):
-        if reply.records and (reply.records[0].code, reply.records[0].flags) == (Code.REFUSED, Reason.BROKEN):
-            raise WireError(f"refused, {refusal_text(reply.records[0])}")  # the node could not read round and trip
-        raise RoundError(
-            f"reply: got one to round {reply.round + 1}, trip {reply.trip}, expected {request.round + 1}, "
-            f"{request.trip}"
-        )
-    return reply
-
-
-def read_reply(
-    request: Envelope, reply: Envelope, percent: bool
-) -> tuple[bytes | memoryview | None, tuple[int, float] | None, dict[Split, tuple[float, float, int]]]:
-    """The node's message, its N_k and loss, and its measurements. Raises the matching WireError unless the reply has
-    exactly what the request asked for. The message itself is not decoded."""
-    if reply.records and reply.records[0].code == Code.REFUSED:
-        raise WireError(f"refused, {refusal_text(reply.records[0])}")
-    rest = [record for record in reply.records if record.code != Code.ANSWERS_KNOWN]
-    frame, trained, counts = None, None, dict[Split, tuple[float, float, int]]()
-    for order in request.records:
-        if order.code not in (Code.SEND, Code.TRAIN):
-            continue
-        record = rest.pop(0) if rest else None
-        if record is None or (record.code, record.number, record.index) != (order.code, order.number, order.index):
-            raise DecodeError(f"reply: expected {order.code.name.lower()} {order.number}, got something else")
-        if order.code == Code.SEND:
-            frame = record.data
-        else:
-            trained = read_training(record)
-            while order.flags and rest and rest[0].code == Code.MEASURED:
-                split, count = read_measurement(rest.pop(0), percent)
-                counts[split] = count
-            if order.flags & Flag.PERSONAL and not counts.get(Split.TEST, (0, 0, 0))[2]:
-                raise DecodeError("reply: got no measurement of the test split, expected one")
-    if rest:
-        raise DecodeError(f"reply: got {len(rest)} records that the server did not ask for")
-    return frame, trained, counts
-
-
 class Report(NamedTuple):
     samples: int
     loss: float
@@ -245,28 +162,27 @@ class Report(NamedTuple):
 
 def unusual_changes(before: Mapping[int, Report], now: Mapping[int, Report]) -> dict[int, str]:
     """By client, what changed from its last report to this one as in no other client's reports."""
-    pairs = {client: (before[client], now[client]) for client in sorted(before.keys() & now.keys())}
-    losses = {k: log10(new.loss / old.loss) for k, (old, new) in pairs.items() if old.loss > 0 and new.loss > 0}
-    points = {
-        client: new.accuracy - old.accuracy
-        for client, (old, new) in pairs.items()
-        if old.accuracy is not None and new.accuracy is not None
-    }
-    texts: dict[int, str] = {}
-    for client, (old, new) in pairs.items():
-        changes = []
+    losses, points, texts = dict[int, float](), dict[int, float](), dict[int, list[str]]()
+    for client in sorted(before.keys() & now.keys()):
+        old, new = before[client], now[client]
         if old.samples != new.samples:
-            changes.append(f"{new.samples} training samples, {old.samples} before")
-        if _is_unusual(client, losses, log10(UNUSUAL_FACTOR)):
-            changes.append(f"a loss of {new.loss:.4g}, {old.loss:.4g} before")
-        if _is_unusual(client, points, UNUSUAL_POINTS):
-            changes.append(f"an accuracy of {new.accuracy:.1f} %, {old.accuracy:.1f} % before")
-        if changes:
-            texts[client] = " and ".join(changes)
-    return texts
+            texts[client] = [f"{new.samples} training samples, {old.samples} before"]
+        if old.loss > 0 and new.loss > 0:
+            losses[client] = log10(new.loss / old.loss)
+        if old.accuracy is not None and new.accuracy is not None:
+            points[client] = new.accuracy - old.accuracy
+    for client in _outliers(losses, log10(UNUSUAL_FACTOR)):
+        text = f"a loss of {now[client].loss:.4g}, {before[client].loss:.4g} before"
+        texts.setdefault(client, []).append(text)
+    for client in _outliers(points, UNUSUAL_POINTS):
+        text = f"an accuracy of {now[client].accuracy:.1f} %, {before[client].accuracy:.1f} % before"
+        texts.setdefault(client, []).append(text)
+    return {client: " and ".join(changes) for client, changes in texts.items()}
 
 
-def _is_unusual(client: int, changes: Mapping[int, float], limit: float) -> bool:
-    if client not in changes or len(changes) < MIN_CLIENTS_TO_COMPARE:
-        return False
-    return abs(changes[client] - median(changes.values())) > limit
+def _outliers(changes: Mapping[int, float], limit: float) -> list[int]:
+    """The clients whose change is further than the limit from the median of all."""
+    if len(changes) < MIN_CLIENTS_TO_COMPARE:
+        return []
+    middle = median(changes.values())
+    return [client for client, change in changes.items() if abs(change - middle) > limit]

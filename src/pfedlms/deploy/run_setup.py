@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import prod
 from pkgutil import resolve_name
 from typing import Any
 
@@ -12,21 +11,14 @@ import torch
 
 from pfedlms.data import FederatedData, load_pool, read
 from pfedlms.data.federated import from_client_indices
-from pfedlms.data.partition import Indices, split
+from pfedlms.data.partition import split
 from pfedlms.data.pool import class_numbers
 from pfedlms.data.sources import path_kind
 from pfedlms.engine.terms import Terms
 from pfedlms.errors import ConfigError, DataError
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.loop import fixed_settings
-from pfedlms.experiment.prepare import (
-    NAMED_PROBLEM,
-    RunParts,
-    build_parts,
-    execution_settings,
-    load_named_pool,
-    partition_pool,
-)
+from pfedlms.experiment.prepare import NAMED_PROBLEM, build_parts, execution_settings, load_named_pool, partition_pool
 from pfedlms.experiment.problem import Problem
 from pfedlms.methods import METHODS
 from pfedlms.settings import CUSTOM
@@ -52,7 +44,7 @@ class RunSetup:
         """Whether the number of samples of each client follows from the configuration."""
         if config.data.newcomers:
             raise ConfigError(["data.newcomers: is for simulations; on nodes a client that joins late measures itself"])
-        self.parts: RunParts = build_parts(config, lambda: self._load_data(data, problem), problem)
+        self.parts = build_parts(config, lambda: self._load_data(data, problem), problem)
         partition = self.parts.data
         with execution_settings(config):
             self.terms = Terms(
@@ -65,12 +57,8 @@ class RunSetup:
     def _load_data(self, data: Any, problem: Problem) -> FederatedData:
         if self.knows_samples:
             if data is not None:
-                raise ConfigError(
-                    [
-                        f"data.dataset: got {self.config.data.dataset!r}, which is partitioned over all nodes, but "
-                        "this one has its own data; set data.dataset = 'custom', data.class_names and data.sample_shape"
-                    ]
-                )
+                got = f"got {self.config.data.dataset!r}, which is partitioned over all nodes"
+                raise ConfigError([f"data.dataset: {got}; for data of a node's own, expected 'custom'"])
             return partition_pool(self.config, load_named_pool(self.config))
         if self.client is None:
             return server_data(self.config)
@@ -118,13 +106,8 @@ def own_data(config: Config, client: int, data: Any, problem: Problem = NAMED_PR
         pool = read([data], problem.loss is not None)
     arrays = replace(pool, y=class_numbers(pool, names), classes=len(names), names=names)
     if arrays.x.shape[1:] != shape:
-        raise DataError(
-            f"data: got samples of shape {arrays.x.shape[1:]}, expected data.sample_shape = {config.data.sample_shape} "
-            f"({prod(shape)} numbers)"
-        )
-    indices: Indices | tuple[Indices, Indices] = (
-        pool.client_indices[0] if pool.client_indices else np.arange(len(arrays.y))
-    )
+        raise DataError(f"data: got samples of shape {arrays.x.shape[1:]}, expected data.sample_shape = {shape}")
+    indices: Any = pool.client_indices[0] if pool.client_indices else np.arange(len(arrays.y))
     # The split is drawn from the client's own random stream, as in a simulation.
     train_test = indices if isinstance(indices, tuple) else split(arrays.strata, indices, config.run.seed, client)
     return from_client_indices(arrays, [train_test] * config.data.clients, config.run.seed, config.data.validation)

@@ -9,10 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pfedlms.errors import UsageError
-
-MISSING = "Flower is not installed; install it with: pip install 'pfedlms[flower]'"
-
 
 def server(file: str | Path, problem: Any = None) -> Any:
     """The ServerApp of the run that a TOML file describes.
@@ -21,19 +17,13 @@ def server(file: str | Path, problem: Any = None) -> Any:
         file: the configuration; keys of Flower's run config override it.
         problem: `pfedlms.Problem(model=…, loss=…, metric=…)`, if the configuration has "custom" for one of them.
     """
-    return _apps().server_app(Path(file), problem)
+    from pfedlms.flower import apps
+
+    return apps.server_app(Path(file), problem)
 
 
 def client(file: str | Path, problem: Any = None) -> Any:
     """The ClientApp of the same run; see `server`."""
-    return _apps().client_app(Path(file), problem)
+    from pfedlms.flower import apps
 
-
-def _apps() -> Any:
-    try:
-        from pfedlms.flower import apps
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "flwr":
-            raise
-        raise UsageError(MISSING) from error
-    return apps
+    return apps.client_app(Path(file), problem)

@@ -11,15 +11,15 @@ import hashlib
 import json
 import tomllib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
 
-from pfedlms.errors import PfedlmsError, UsageError, did_you_mean, printable
-from pfedlms.flower import MISSING, audit
+from pfedlms.errors import PfedlmsError, UsageError, did_you_mean, printable, reason
+from pfedlms.flower import audit
 
 NODE, SERVER = "approved.jsonl", "approved-server.jsonl"
 """Allow-lists of a folder: for the nodes on this machine, and for its server."""
@@ -37,10 +37,8 @@ def build(app: Path) -> bytes:
             from flwr.cli.build import build_fab_from_disk
 
             return bytes(build_fab_from_disk(app))
-    except ModuleNotFoundError as error:
-        raise UsageError(MISSING) from error
     except Exception as error:  # Flower raises what its parts do
-        raise UsageError(f"{app}: cannot be built as a Flower app ({type(error).__name__}: {error})") from error
+        raise UsageError(f"{app}: cannot be built as an app of pfedlms[flower] ({reason(error)})") from error
 
 
 def approve(folder: Path, settings: Mapping[str, Any], file: str = NODE) -> dict[str, Any]:
@@ -58,7 +56,7 @@ def approve(folder: Path, settings: Mapping[str, Any], file: str = NODE) -> dict
     return entry
 
 
-def run_config(arguments: list[str]) -> dict[str, Any]:
+def run_config(arguments: Sequence[str]) -> dict[str, Any]:
     """The settings in `--run-config` arguments, read as Flower reads them."""
     texts = [value for option, value in pairwise(arguments) if option in ("--run-config", "-c")]
     if not texts:
@@ -67,10 +65,8 @@ def run_config(arguments: list[str]) -> dict[str, Any]:
         from flwr.common.config import parse_config_args
 
         return dict(parse_config_args(texts))
-    except ModuleNotFoundError as error:
-        raise UsageError(MISSING) from error
     except Exception as error:  # Flower raises what its parser does
-        raise UsageError(f"--run-config: cannot be read ({error})") from error
+        raise UsageError(f"--run-config: cannot be read by pfedlms[flower] ({error})") from error
 
 
 def check(file: Path, content: bytes, override: Mapping[str, Any]) -> str:
@@ -78,16 +74,12 @@ def check(file: Path, content: bytes, override: Mapping[str, Any]) -> str:
     app = _sha256(content)
     configurations = [entry["configuration"] for entry in _entries(file) if entry["app"] == app]
     if not configurations:
-        raise NotApprovedError(
-            f"this machine has not approved app {app[:16]}; its owner compares the app with the server's and runs "
-            "`pfedlms deploy approve FOLDER`"
-        )
+        remedy = "its owner reads the app and runs `pfedlms deploy approve FOLDER`"
+        raise NotApprovedError(f"this machine has not approved app {app[:16]}; {remedy}")
     if configuration(content, override) not in configurations:
         changed = ", ".join(f"{key}={value}" for key, value in sorted(override.items()) if _needs_approval(key))
-        raise NotApprovedError(
-            f"this machine has approved app {app[:16]}, but not with {printable(changed) or 'its own settings'}; its "
-            "owner runs `pfedlms deploy approve FOLDER --run-config '...'`"
-        )
+        got = f"this machine has approved app {app[:16]}, but not with {printable(changed) or 'its own settings'}"
+        raise NotApprovedError(f"{got}; its owner runs `pfedlms deploy approve FOLDER --run-config '...'`")
     return app
 
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, wait
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -28,7 +29,6 @@ from pfedlms.deploy.coordinator import RoundLog, serve_with_retries
 from pfedlms.deploy.envelope import decode, refusal_text
 from pfedlms.deploy.nodes import message_bytes
 from pfedlms.deploy.run_setup import RunSetup
-from pfedlms.engine.transport import Code
 from pfedlms.errors import ConfigError, DataError, RunDirectoryError, UsageError, printable
 from pfedlms.experiment.config import Config
 from pfedlms.experiment.prepare import NAMED_PROBLEM
@@ -105,10 +105,8 @@ def open_node(config: Config, section: NodeSection, folder: Path, problem: Probl
     of a table): then the text stays in this node's log."""
     try:
         return Node(config, section.partition_id, folder, section.data or None, problem)
-    except (ConfigError, RunDirectoryError):
-        raise
     except Exception as error:
-        if not section.data:
+        if not section.data or isinstance(error, (ConfigError, RunDirectoryError)):
             raise
         logging.getLogger("flwr").exception("pfedlms: this node cannot be opened with its own data")
         text = f"it cannot be opened with its own data ({type(error).__name__}); the log of that node says why"
@@ -120,11 +118,10 @@ def audit_fields(flower_run: int, request: bytes, data: bytes) -> dict[str, Any]
     reply, kinds = decode(data), Counter[str]()
     for record in reply.records:
         kinds[record.code.name.lower()] += len(record.data)
-    refused = [refusal_text(record) for record in reply.records if record.code == Code.REFUSED]
     return {
         "event": "reply", "flower_run": flower_run, "run": reply.run.hex(), "client": reply.client,
         "round": reply.round + 1, "trip": reply.trip, "received": len(request), "sent": len(data), "kinds": kinds,
-        "refused": "".join(refused),
+        "refused": refusal_text(reply.refused) if reply.refused else "",
     }  # fmt: skip
 
 
@@ -147,19 +144,16 @@ def server_app(file: Path, custom: Problem | None) -> Any:
         config, flower = run_settings(file, context.run_config)
         clients, key = config.data.clients, _signing_key(flower)
         setup = RunSetup(config, problem=problem)
-        carrier = Carrier(
-            FlowerGrid(grid), clients, flower.pinned_nodes(clients), say,
-            query=lambda kind, node: sign_query(key, context.run_id, kind, node),
-        )  # fmt: skip
+        pinned = flower.pinned_nodes(clients)
+        carrier = Carrier(FlowerGrid(grid), clients, pinned, say, partial(sign_query, key, context.run_id))
 
         def log_request(record: dict[str, Any]) -> None:
             """One line per trip and node."""
             if flower.audit:
                 audit.append(Path(flower.audit), **record, node=carrier.places.get(record["client"]))
-            say(
-                f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} round {record['round']}, client {record['client']}: "
-                f"{record['result']}; {record['sent']} bytes sent, {record['received']} received, {record['seconds']} s"
-            )
+            where = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} round {record['round']}, client {record['client']}"
+            traffic = f"{record['sent']} bytes sent, {record['received']} received"
+            say(f"{where}: {record['result']}; {traffic}, {record['seconds']} s")
 
         def play() -> None:
             online = carrier.wait_for_nodes(flower.wait, config.run.timeout)
@@ -174,7 +168,8 @@ def server_app(file: Path, custom: Problem | None) -> Any:
             warnings.simplefilter("always")
             warnings.showwarning = lambda message, *_, **__: say(f"pfedlms: {printable(str(message), 1000)}")
             if flower.check:
-                check_nodes(config, carrier, carrier.survey(flower.wait, config.run.timeout), setup.run)
+                answers = carrier.survey(flower.wait, config.run.timeout)
+                check_nodes(config, carrier.places, answers, setup.run)
             else:
                 serve_with_retries(play, flower.attempts, say)
 
@@ -190,29 +185,27 @@ def _signing_key(flower: FlowerSection) -> Ed25519PrivateKey:
     return Ed25519PrivateKey.generate()
 
 
-def check_nodes(config: Config, carrier: Carrier, online: set[int], run: bytes) -> None:
+def check_nodes(config: Config, places: Mapping[int, int], answers: Mapping[int, bytes | Failure], run: bytes) -> None:
     """Compare the nodes that are online with the server, and log the results. Raises UsageError if one is wrong."""
-    if not online:
+    if not answers:
         raise UsageError("check: no node is online; start node-K.sh on each, and look at what it prints")
-    server, results = {**versions(), "digest": run.hex()}, list[tuple[str, bool]]()
-    for client, answer in sorted(carrier.ask_all(CHECK, config.run.timeout).items()):
-        expected = {**server, "place": str(client)}
+    server, wrong, right = {**versions(), "digest": run.hex()}, list[str](), list[str]()
+    place_of = {node: client for client, node in places.items()}
+    for node, answer in sorted(answers.items()):
+        place = place_of.get(node)
+        name = f"node {node}: it has no place here" if place is None else f"client {place}, node {node}"
+        expected = {**server, "place": str(place)}
         text = answer.text if isinstance(answer, Failure) else describe_differences(expected, answer)
-        results.append(
-            (f"client {client}, node {carrier.places[client]}: {printable(text) or 'as the server'}", bool(text))
-        )
-    for client, nodes in sorted(carrier.contested_places.items()):
-        results.append((f"client {client}: nodes {', '.join(map(str, nodes))} all say that this is their place", True))
-    for node in sorted(carrier.nodes_without_place):
-        results.append((f"node {node}: has no place among {config.data.clients}", True))
+        (wrong if text or place is None else right).append(f"{name}: {printable(text) or 'as the server'}")
     facts = ", ".join(f"{name} {value}" for name, value in server.items())
-    empty = ", ".join(str(client) for client in range(config.data.clients) if client not in online)
-    taken = f"{len(online)} of {config.data.clients} places are taken" + (f", nobody is at {empty}" if empty else "")
-    results.append((f"{printable(taken)}; the server has {facts}", False))
-    for text, wrong in results:
-        say(CHECK_RECORD + json.dumps({"text": text, "wrong": wrong}))
-    if count := sum(wrong for _, wrong in results):
-        raise UsageError(f"check: {count} things are wrong; see the lines above")
+    empty = [str(client) for client in range(config.data.clients) if places.get(client) not in answers]
+    nobody = f", nobody is at {', '.join(empty)}" if empty else ""
+    taken = f"{config.data.clients - len(empty)} of {config.data.clients} places are taken{nobody}"
+    right.append(f"{printable(taken)}; the server has {facts}")
+    for text in wrong + right:
+        say(CHECK_RECORD + json.dumps({"text": text, "wrong": text in wrong}))
+    if wrong:
+        raise UsageError(f"check: {len(wrong)} things are wrong; see the lines above")
 
 
 def describe_differences(server: Mapping[str, str], answer: bytes) -> str:
@@ -221,15 +214,12 @@ def describe_differences(server: Mapping[str, str], answer: bytes) -> str:
         node = dict(json.loads(answer[:_LONGEST_CHECK]))
     except (ValueError, TypeError):
         return "got no answer that can be read"
-    return ", ".join(
-        f"{name}: got {printable(str(node.get(name)), 80)}, expected {value}"
-        for name, value in server.items()
-        if node.get(name) != value
-    )
+    differing = [name for name, value in server.items() if node.get(name) != value]
+    return ", ".join(f"{name}: got {printable(str(node.get(name)), 80)}, expected {server[name]}" for name in differing)
 
 
 class FlowerGrid:
-    """Flower's grid as a `MessageService`."""
+    """Flower's grid, as the carrier calls it: messages to nodes, which it knows by ids of its own."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
@@ -241,9 +231,11 @@ class FlowerGrid:
         """Replies that have come and were not returned yet, by message id."""
 
     def nodes(self) -> set[int]:
+        """Ids of the nodes that are online."""
         return set(self._grid.get_node_ids())
 
     def push(self, kind: str, messages: Mapping[int, bytes], ttl: float) -> dict[str, int]:
+        """Send one message to each node. Returns the nodes by message id; a message that was not sent has none."""
         message_ids = self._grid.push_messages([
             Message(to_record(data), dst_node_id=node, message_type=kind, ttl=ttl) for node, data in messages.items()
         ])  # fmt: skip
@@ -253,6 +245,7 @@ class FlowerGrid:
         return sent
 
     def pull(self, message_ids: Iterable[str]) -> dict[str, bytes | Failure]:
+        """The replies that have come to these messages, each returned once; a Failure for a message that expired."""
         message_ids = list(message_ids)
         by_node: dict[int, list[str]] = {}
         for message_id in message_ids:
@@ -278,11 +271,10 @@ class FlowerGrid:
 
 def _read(message: Message, node: int) -> bytes | Failure:
     """The bytes of a reply to a message that was sent to `node`. Flower does not compare the sender's id in a reply
-    with the key that sent it. Only that node knows the signed request and so the id of its message; the sender's id
-    must be its own, too."""
+    with the key that sent it, so that is done here."""
     if message.has_error():
         lines = (message.error.reason or "").strip().splitlines() or ["no reason was given"]
-        return Failure(f"{printable(lines[-1])} (Flower's code {message.error.code})", message.error.code == _NODE_GONE)
+        return Failure(f"{lines[-1]} (Flower's code {message.error.code})", message.error.code == _NODE_GONE)
     if message.metadata.src_node_id != node:
         return Failure(f"a reply names node {message.metadata.src_node_id} as its sender, expected {node}")
     if list(message.content) != ["pfedlms"]:

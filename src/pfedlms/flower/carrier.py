@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any
 
-from pfedlms.deploy.envelope import Reason, decode, refusal
 from pfedlms.errors import printable
-from pfedlms.flower.signing import strip_seal
 
 WHO, CHECK, REQUEST = "query.who", "query.check", "train.request"
 """Kinds of messages: which place does the node have, what does it run, and a request of a run."""
@@ -36,33 +34,17 @@ class Failure:
     """Whether the node is offline."""
 
 
-class MessageService(Protocol):
-    """Sends messages to nodes, which it knows by ids of its own."""
-
-    def nodes(self) -> set[int]:
-        """Ids of the nodes that are online."""
-        ...
-
-    def push(self, kind: str, messages: Mapping[int, bytes], ttl: float) -> dict[str, int]:
-        """Send one message to each node. Returns the nodes by message id; a message that was not sent has none."""
-        ...
-
-    def pull(self, message_ids: Iterable[str]) -> dict[str, bytes | Failure]:
-        """The replies that have come to these messages, each returned once; a Failure for a message that expired."""
-        ...
-
-
 @dataclass
 class _Trip:
     """The requests of one trip."""
 
     waiting: dict[int, bytes]
     """Requests without a reply, by client."""
-    replies: dict[int, bytes] = field(default_factory=dict)
-    sent: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Client and node by message id."""
-    last_sent: dict[int, tuple[int, float, str]] = field(default_factory=dict)
-    """By client: the node that is online and was sent the request last, the time, and the message id."""
+    replies: dict[int, bytes | str] = field(default_factory=dict)
+    sent: dict[str, int] = field(default_factory=dict)
+    """Clients by message id."""
+    last_sent: dict[int, tuple[float, str]] = field(default_factory=dict)
+    """When and by which message the request was sent last, for clients whose nodes are online since then."""
     last_online: dict[int, float] = field(default_factory=dict)
     """By client: when its node was online last."""
 
@@ -70,26 +52,20 @@ class _Trip:
 class Carrier:
     """A `deploy.Transport` to nodes with places.
 
-    A place is one client number. Places are pinned to node ids, or the carrier asks each node that comes online which
-    place it has. Nodes execute a repeated request only once, so a request is sent again to a node that has come back,
-    and to one that was silent for a third of the timeout.
+    A place is one client number. Places are pinned to node ids. For free ones the carrier asks each node that comes
+    online which place it has, and the first that names one has it. Nodes execute a repeated request only once, so a
+    request is sent again to a node that has come back, and to one that was silent for a third of the timeout.
+    `grid` is an `apps.FlowerGrid`; `query` makes the question of a kind to a node.
     """
 
     def __init__(
-        self, service: MessageService, clients: int, pinned: Mapping[int, int] | None = None,
-        say: Callable[[str], None] = lambda text: None, clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep, query: Callable[[str, int], bytes] = lambda kind, node: b"",
+        self, grid: Any, clients: int, pinned: dict[int, int], say: Callable[[str], None],
+        query: Callable[[str, int], bytes],
     ) -> None:  # fmt: skip
-        self._service, self._clients, self._pinned = service, clients, dict(pinned or {})
-        self._say, self._clock, self._sleep, self._query = say, clock, sleep, query
-        self._claims: dict[int, int] = {}
-        """The client that each node claims to be, in the order of the claims."""
-        self._owners: dict[int, int] = {}
-        """Nodes by client. A node keeps its place for as long as it is online."""
-        self._ask_pinned = False
-        """Whether nodes are asked for their place even if all places are pinned."""
+        self._grid, self._clients, self._say, self._query = grid, clients, say, query
+        self.places = dict(pinned)
+        """Nodes by client."""
         self._online: set[int] = set()
-        self._ever_online: set[int] = set()
         self._refreshed = -_REFRESH
         self._queries: dict[str, tuple[int, float]] = {}
         """Open questions for a place: node and latest time of its answer, by message id."""
@@ -101,114 +77,71 @@ class Carrier:
     def wait_for_nodes(self, wait: float, timeout: float) -> set[int]:
         """Wait until every place has a node, or no new node came for `wait` seconds. Each node has `timeout` seconds
         to name its place. Returns the clients whose nodes are online."""
-        latest, before = self._clock(), set[int]()
+        latest, before = time.monotonic(), set[int]()
         while len(clients := self._online_clients()) < self._clients:
-            if not self._queries and self._clock() - latest >= wait:
+            if not self._queries and time.monotonic() - latest >= wait:
                 break
             self._refresh(timeout)
             if not clients <= before:
-                latest, before = self._clock(), before | clients
-            self._sleep(_POLL)
+                latest, before = time.monotonic(), before | clients
+            time.sleep(_POLL)
         return clients
 
-    def survey(self, wait: float, timeout: float) -> set[int]:
-        """As `wait_for_nodes`, but every node that is online has named its place or had `timeout` seconds to do so."""
-        self._ask_pinned = True
+    def survey(self, wait: float, timeout: float) -> dict[int, bytes | Failure]:
+        """Wait for nodes, then ask all that are online what they run. Returns their answers by node."""
         self.wait_for_nodes(wait, timeout)
-        self._refreshed = -_REFRESH  # so that a node that has just come is asked, too
-        self._refresh(timeout)
-        while self._queries:
-            self._sleep(_POLL)
-            self._refresh(timeout)
-        return self._online_clients()
+        queries = {node: self._query(CHECK, node) for node in self._grid.nodes()}
+        answers: dict[int, bytes | Failure] = dict.fromkeys(queries, Failure(f"no reply within {timeout:g} s"))
+        unanswered, end = self._grid.push(CHECK, queries, timeout), time.monotonic() + timeout
+        while unanswered and time.monotonic() < end:
+            for message_id, answer in self._grid.pull(unanswered).items():
+                answers[unanswered.pop(message_id)] = answer
+            time.sleep(_POLL)
+        return answers
 
-    def ask_all(self, kind: str, timeout: float) -> dict[int, bytes | Failure]:
-        """Ask all nodes with a place that are online. Returns their answers by client."""
-        clients = {node: client for client, node in self.places.items() if node in self._online}
-        unanswered = self._service.push(kind, {node: self._query(kind, node) for node in clients}, timeout)
-        answers: dict[int, bytes | Failure] = {}
-        end = self._clock() + timeout
-        while unanswered and self._clock() < end:
-            for message_id, answer in self._service.pull(unanswered).items():
-                answers[clients[unanswered.pop(message_id)]] = answer
-            self._sleep(_POLL * bool(unanswered))
-        return answers | {clients[node]: Failure(f"no reply within {timeout:g} s") for node in unanswered.values()}
-
-    def send(self, requests: dict[int, bytes], timeout: float) -> dict[int, bytes]:
-        """See `deploy.Transport`. A client whose node is known to be offline gets a refusal that says so."""
-        trip, begun = _Trip(dict(requests)), self._clock()
+    def send(self, requests: dict[int, bytes], timeout: float) -> dict[int, bytes | str]:
+        """See `deploy.Transport`."""
+        trip, begun = _Trip(dict(requests)), time.monotonic()
         end = begun + timeout
-        while trip.waiting and self._clock() < end:
+        while trip.waiting and time.monotonic() < end:
             self._refresh(timeout)
-            online, now = self._online_clients(), self._clock()
+            online, now = self._online_clients(), time.monotonic()
             trip.last_online |= dict.fromkeys(online, now)
             trip.last_sent = {client: last for client, last in trip.last_sent.items() if client in online}
             present = [client for client in trip.waiting if now - trip.last_online.get(client, -_GRACE) < _GRACE]
             if not self._queries and not present:
                 break
             self._push(trip, online, end, timeout)
-            for message_id, reply in self._service.pull(trip.sent).items():
-                self._receive(trip, message_id, *trip.sent.pop(message_id), reply)
-            self._sleep(_pause(self._clock() - begun, len(trip.waiting)))
+            for message_id, reply in self._grid.pull(trip.sent).items():
+                self._receive(trip, message_id, trip.sent.pop(message_id), reply)
+            time.sleep(_pause(time.monotonic() - begun, len(trip.waiting)))
         self._abandoned |= trip.sent.keys()
         for client in sorted(trip.waiting.keys() - self._online_clients()):
-            self._refuse(trip, client, self._why_absent(client))
+            trip.replies[client] = "its node is offline" if client in self.places else "no node has taken this place"
         return trip.replies
-
-    def _why_absent(self, client: int) -> str:
-        if client not in self.places:
-            return "no node has taken this place"
-        return "its node is gone" if self.places[client] in self._ever_online else "its node was not online yet"
-
-    @property
-    def places(self) -> dict[int, int]:
-        """Nodes by client. A place moves to another node that claims it only when its owner is offline."""
-        for node, client in self._claims.items():
-            owner = self._owners.get(client)
-            keeps = owner is not None and owner in self._online and self._claims.get(owner) == client
-            if not keeps and (node in self._online or owner is None or self._claims.get(owner) != client):
-                self._owners[client] = node
-        owners = {client: node for client, node in self._owners.items() if self._claims.get(node) == client}
-        return owners | self._pinned
-
-    @property
-    def nodes_without_place(self) -> set[int]:
-        """Online nodes that have no place, except those in `contested_places`."""
-        placed = {*self.places.values(), *(node for nodes in self.contested_places.values() for node in nodes)}
-        return (self._online & (self._without_place.keys() | self._claims.keys())) - placed
-
-    @property
-    def contested_places(self) -> dict[int, list[int]]:
-        """Clients that several online nodes claim to be, with these nodes."""
-        claims = self._claims | {node: client for client, node in self._pinned.items()}
-        nodes = {k: sorted(node for node in self._online if claims.get(node) == k) for k in range(self._clients)}
-        return {client: rivals for client, rivals in nodes.items() if len(rivals) > 1}
 
     def _online_clients(self) -> set[int]:
         return {client for client, node in self.places.items() if node in self._online}
 
     def _refresh(self, timeout: float) -> None:
         """Look which nodes are online, ask new ones for their places, and read their answers."""
-        now = self._clock()
+        now = time.monotonic()
         if now - self._refreshed >= _REFRESH:
-            before, self._online, self._refreshed = self._online, self._service.nodes(), now
-            self._ever_online |= self._online
-            self._abandoned -= self._service.pull(self._abandoned).keys()
-            # A node that was offline is asked again, because its owner may have given it another place.
-            known = (self._claims.keys() & before) | set(self._pinned.values())
-            known |= {node for node, _ in self._queries.values()}
+            self._online, self._refreshed = self._grid.nodes(), now
+            self._abandoned -= self._grid.pull(self._abandoned).keys()
+            known = {*self.places.values(), *(node for node, _ in self._queries.values())}
             known |= {node for node, since in self._without_place.items() if now - since < _ASK_AGAIN}
-            new = sorted(self._online - known) if self._ask_pinned or len(self._pinned) < self._clients else []
+            new = sorted(self._online - known) if len(self.places) < self._clients else []
             if new:
-                sent = self._service.push(WHO, {node: self._query(WHO, node) for node in new}, timeout)
+                sent = self._grid.push(WHO, {node: self._query(WHO, node) for node in new}, timeout)
                 self._queries |= {message_id: (node, now + timeout) for message_id, node in sent.items()}
-        for message_id, answer in self._service.pull(self._queries).items() if self._queries else ():
+        for message_id, answer in self._grid.pull(self._queries).items() if self._queries else ():
             self._assign_place(self._queries.pop(message_id)[0], answer)
         for message_id, (node, end) in list(self._queries.items()):
             if node not in self._online or now >= end:
                 del self._queries[message_id]
                 self._abandoned.add(message_id)
-                if node in self._online and node not in self._claims:
+                if node in self._online:
                     self._without_place[node] = now
 
     def _assign_place(self, node: int, answer: bytes | Failure) -> None:
@@ -216,48 +149,42 @@ class Carrier:
         if isinstance(answer, Failure) and answer.gone:
             return
         text = printable(answer.text if isinstance(answer, Failure) else answer[:20].decode(errors="replace"))
-        if isinstance(answer, Failure) or not text.isdecimal() or int(text) >= self._clients:
-            self._without_place[node] = self._clock()
+        place = int(text) if text.isdecimal() else self._clients
+        if isinstance(answer, Failure) or place >= self._clients:
             self._say(f"node {node}: got {text!r} for its place, expected a partition-id below {self._clients}")
+        elif place in self.places:
+            self._say(f"node {node}: says it is client {place}, which node {self.places[place]} is")
+        else:
+            self.places[place] = node
+            self._say(f"client {place} is node {node}")
             return
-        place, before = int(text), self.places.get(int(text))
-        self._claims.pop(node, None)
-        self._claims[node] = place
-        if place in self._pinned:
-            self._say(f"node {node}: says it is client {place}, whose place belongs to node {before}")
-        elif self.places[place] != node:
-            self._say(f"node {node}: says it is client {place}, whose place node {before} has and keeps while online")
-        elif before != node:
-            self._say(f"client {place} is node {node}" + ("" if before is None else f", before node {before}"))
+        self._without_place[node] = time.monotonic()
 
     def _push(self, trip: _Trip, online: set[int], end: float, timeout: float) -> None:
-        """Send the requests that were not sent to the client's present node, or not for a third of the timeout."""
-        now, places, messages = self._clock(), self.places, dict[int, bytes]()
-        clients = {node: client for client, node in places.items()}
-        for client in sorted(online & trip.waiting.keys()):
-            last, since, _ = trip.last_sent.get(client, (None, now, ""))
-            if last != places[client] or now - since >= timeout / _SENDS:
-                messages[places[client]] = trip.waiting[client]
+        """Send the requests that were not sent since the client's node is online, or not for a third of the timeout."""
+        now, clients = time.monotonic(), {node: client for client, node in self.places.items()}
+        due = [
+            client
+            for client in sorted(online & trip.waiting.keys())
+            if client not in trip.last_sent or now - trip.last_sent[client][0] >= timeout / _SENDS
+        ]
+        messages = {self.places[client]: trip.waiting[client] for client in due}
         # They expire with the trip: a node that comes back later would otherwise execute them first.
-        sent = self._service.push(REQUEST, messages, max(1.0, end - now)) if messages else {}
+        sent = self._grid.push(REQUEST, messages, max(1.0, end - now)) if messages else {}
         for message_id, node in sent.items():
-            trip.sent[message_id] = clients[node], node
-            trip.last_sent[clients[node]] = node, now, message_id
+            trip.sent[message_id] = clients[node]
+            trip.last_sent[clients[node]] = now, message_id
 
-    def _receive(self, trip: _Trip, message_id: str, client: int, node: int, reply: bytes | Failure) -> None:
-        if client not in trip.waiting:
+    def _receive(self, trip: _Trip, message_id: str, client: int, reply: bytes | Failure) -> None:
+        _, last_message = trip.last_sent.get(client, (0.0, ""))
+        # A failure of an older message says nothing.
+        if client not in trip.waiting or (isinstance(reply, Failure) and message_id != last_message):
             return
-        if isinstance(reply, bytes):
-            trip.replies[client] = reply
+        if isinstance(reply, Failure) and reply.gone:
+            self._online.discard(self.places[client])
+        else:
+            trip.replies[client] = reply.text if isinstance(reply, Failure) else reply
             del trip.waiting[client]
-        elif message_id == trip.last_sent.get(client, (0, 0.0, ""))[2]:  # a failure of an older message says nothing
-            if reply.gone:
-                self._online.discard(node)
-            else:
-                self._refuse(trip, client, reply.text)
-
-    def _refuse(self, trip: _Trip, client: int, text: str) -> None:
-        trip.replies[client] = refusal(decode(strip_seal(trip.waiting.pop(client))), Reason.FAILED, printable(text))
 
 
 def _pause(elapsed: float, waiting: int) -> float:

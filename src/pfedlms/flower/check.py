@@ -7,7 +7,6 @@ import os
 import re
 import ssl
 import sys
-import tomllib
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,15 +18,13 @@ from pathlib import Path
 from pfedlms import __version__
 from pfedlms.deploy.run_setup import RunSetup
 from pfedlms.errors import PfedlmsError, UsageError, printable
-from pfedlms.flower import MISSING
 from pfedlms.flower.approval import SERVER, approve
 from pfedlms.flower.carrier import CHECK_RECORD
-from pfedlms.flower.config import app_settings
+from pfedlms.flower.config import app_settings, has_parts_in_python
 from pfedlms.flower.folder import NAME, read_environment
 from pfedlms.flower.gate import call_flwr
-from pfedlms.settings import CUSTOM
 
-FLOWER = (1, 41)
+FLOWER = "1.41"
 """The version whose commands the folder's scripts call."""
 _TIMEOUT = 10.0
 """Seconds for a connection to the server."""
@@ -40,8 +37,6 @@ _CLOSED_PATHS = (
 """Paths that the gate must refuse to a client without a key."""
 _REFUSALS = (401, 404, 405)
 _SECRET_FILES = ("keys/*", "certificates/*.key", "state/*", "superlink.db")
-_WRONG_TIME = (9, 10)
-"""OpenSSL's codes of a certificate that is not valid yet, or not any more."""
 _LISTEN = "0A"
 """State of a listening socket in Linux's /proc/net/tcp."""
 
@@ -57,12 +52,7 @@ def check(folder: Path, server: str | None = None) -> list[CheckResult]:
     """Check versions, the configuration with its digest, file permissions, whether the gate can be reached by TLS, and
     whether it refuses what nodes do not need. Unless a `server` is named, also check that the SuperLink listens on
     loopback only, and ask the nodes in a run of its own."""
-    named = read_environment(folder)
-    if missing := {"SERVER", "PORT", "LINK_PORT"} - named.keys():
-        raise UsageError(
-            f"{folder / 'environment.sh'}: got no {', '.join(sorted(missing))}; bring the folder up to date: pfedlms "
-            f"deploy upgrade {folder}"
-        )
+    named = read_environment(folder, "SERVER", "PORT", "LINK_PORT")
     named |= {name: os.environ[name] for name in named if name in os.environ}
     results = [_check_versions(), *_check_configuration(folder / "app"), *_check_secret_files(folder)]
     address, authority = server or f"{named['SERVER']}:{named['PORT']}", folder / "certificates" / "ca.crt"
@@ -70,7 +60,7 @@ def check(folder: Path, server: str | None = None) -> list[CheckResult]:
     if not results[-1].wrong:
         results.append(_check_closed_paths(address, authority))
     if server is None:
-        results += _check_superlink(folder, int(named["LINK_PORT"]))
+        results.append(_check_superlink(int(named["LINK_PORT"])))
         if not any(result.wrong for result in results):
             results += _check_nodes(folder)
     return results
@@ -80,9 +70,9 @@ def _check_versions() -> CheckResult:
     try:
         installed = version("flwr")
     except PackageNotFoundError:
-        return CheckResult("versions", MISSING, wrong=True)
-    fits = tuple(map(int, re.findall(r"\d+", installed)[:2])) == FLOWER
-    expected = "" if fits else f", expected {FLOWER[0]}.{FLOWER[1]}: pip install 'pfedlms[flower]'"
+        installed = "is not installed"
+    fits = installed.startswith(f"{FLOWER}.")
+    expected = "" if fits else f", expected {FLOWER}: pip install 'pfedlms[flower]'"
     return CheckResult("versions", f"pfedlms {__version__}, flwr {installed}{expected}", not fits)
 
 
@@ -91,8 +81,7 @@ def _check_configuration(app: Path) -> list[CheckResult]:
     try:
         config, flower = app_settings(app)
         flower.pinned_nodes(config.data.clients)
-        in_python = CUSTOM in (config.model.name, config.train.loss, config.train.metric)
-        digest = "as app.py makes it" if in_python else RunSetup(config).run.hex()
+        digest = "as app.py makes it" if has_parts_in_python(config) else RunSetup(config).run.hex()
         return [CheckResult("configuration", f"{config.method}, {config.data.clients} places, digest {digest}")]
     except (KeyError, AttributeError, ValueError) as error:
         return [CheckResult("configuration", f"{app / 'pyproject.toml'}: no run config ({error})", wrong=True)]
@@ -110,25 +99,15 @@ def _check_secret_files(folder: Path) -> list[CheckResult]:
     return [CheckResult("files", text, wrong=True)] if open_to_all else []
 
 
-def _check_superlink(folder: Path, port: int) -> list[CheckResult]:
-    """Check that the SuperLink listens on this machine's loopback addresses only, at the port that `flwr` uses."""
-    file, wrong = folder / "flwr" / "config.toml", list[str]()
-    try:
-        address = str(tomllib.loads(file.read_text(encoding="utf-8"))["superlink"][NAME]["address"])
-    except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"{file}: got no superlink.{NAME}.address ({error})") from error
-    if address != f"127.0.0.1:{port}":
-        expected = f"expected 127.0.0.1:{port}, LINK_PORT of environment.sh; edit one of them"
-        wrong.append(f"flwr/config.toml has {address}, {expected}")
+def _check_superlink(port: int) -> CheckResult:
+    """Check that the SuperLink listens on this machine's loopback addresses only."""
     addresses = listening_addresses(port)
     listens = f"listens on {', '.join(sorted(map(str, addresses)))}, port {port}"
+    if not addresses:
+        return CheckResult("superlink", f"nothing listens on port {port}; is superlink.sh running?", wrong=True)
     if not all(address.is_loopback for address in addresses):
-        wrong.append(f"{listens}, expected 127.0.0.1 alone; start it with superlink.sh")
-    elif not addresses:
-        wrong.append(f"nothing listens on port {port}; is superlink.sh running?")
-    if wrong:
-        return [CheckResult("superlink", text, wrong=True) for text in wrong]
-    return [CheckResult("superlink", listens)]
+        return CheckResult("superlink", f"{listens}, expected 127.0.0.1 alone; start it with superlink.sh", wrong=True)
+    return CheckResult("superlink", listens)
 
 
 def listening_addresses(port: int) -> set[IPv4Address | IPv6Address]:
@@ -166,14 +145,10 @@ def _check_server(address: str, authority: Path) -> CheckResult:
     except FileNotFoundError:
         text = f"{authority}: is missing; certificates.sh makes it on the server, copy it from there"
     except ssl.SSLCertVerificationError as error:
-        remedy = "is ca.crt its, SERVER its name?"
-        if error.verify_code in _WRONG_TIME:
-            remedy = "is this machine's clock right? If it is, ./certificates.sh on the server makes a new one"
+        remedy = "is ca.crt the server's, SERVER its name, and this machine's clock right? ./certificates.sh renews it"
         text = f"{address}: its certificate is refused ({error.verify_message}); {remedy}"
-    except ssl.SSLError as error:
-        text = f"{address}: no TLS there ({error.reason}); start it with gate.sh"
     except OSError as error:
-        text = f"{address}: cannot be reached ({error.strerror or error}); is gate.sh running, the port open?"
+        text = f"{address}: cannot be reached by TLS ({error.strerror or error}); is gate.sh running, the port open?"
     return CheckResult("server", text, wrong=True)
 
 
@@ -182,28 +157,21 @@ def _check_closed_paths(address: str, authority: Path) -> CheckResult:
     for path in _CLOSED_PATHS:
         try:
             with closing(_connection(address, authority)) as connection:
-                connection.putrequest("POST", path, skip_accept_encoding=True)
-                connection.putheader("Content-Type", "application/protobuf")
-                connection.putheader("Content-Length", "0")
-                connection.endheaders()
+                connection.request("POST", path, b"", {"Content-Type": "application/protobuf"})
                 status = connection.getresponse().status
         except (OSError, HTTPException) as error:
             return CheckResult("doors", f"{address}{path}: no answer ({error or type(error).__name__})", wrong=True)
         if status not in _REFUSALS:
-            text = (
-                f"{address}{path}: answers with {status}: whoever reaches this address can start runs, which are code "
-                "on all machines; nodes must reach gate.sh, not the SuperLink"
-            )
-            return CheckResult("doors", text, wrong=True)
-    text = f"{address} refuses {len(_CLOSED_PATHS)} of the SuperLink's paths that are not for nodes"
-    return CheckResult("doors", text)
+            who = "whoever reaches this address can run code on all machines; nodes must reach gate.sh"
+            return CheckResult("doors", f"{address}{path}: answers with {status}: {who}", wrong=True)
+    return CheckResult("doors", f"{address} refuses {len(_CLOSED_PATHS)} paths of the SuperLink that nodes do not need")
 
 
 def _check_nodes(folder: Path) -> list[CheckResult]:
     """Start a run that only asks the nodes, and read the results in its log."""
     approve(folder, {}, SERVER)
     settings = f"flower.check=true flower.wait={_WAIT}"
-    done = call_flwr(folder, "run", str(folder / "app"), NAME, "--stream", "--run-config", settings, timeout=None)
+    done = call_flwr(folder, "run", "app", NAME, "--stream", "--run-config", settings, timeout=None)
     lines = [re.sub(r"\x1b\[\d+m", "", line).strip() for line in (done.stdout + done.stderr).splitlines()]
     records = [json.loads(line.partition(CHECK_RECORD)[2]) for line in lines if CHECK_RECORD + "{" in line]
     if records:

@@ -12,7 +12,7 @@ from pfedlms.errors import ConfigError
 from pfedlms.experiment.config import Config, Tables, load_config, merge, read_toml
 from pfedlms.flower.approval import declared_settings
 from pfedlms.methods import METHODS
-from pfedlms.settings import find_problems, setting
+from pfedlms.settings import CUSTOM, find_problems, setting
 
 AS_IN_FILE = ""
 """A key of the run config with this value is as in the TOML file."""
@@ -22,39 +22,23 @@ AS_IN_FILE = ""
 class FlowerSection:
     """Section `flower` of the run config: how the server works with nodes."""
 
-    wait: float = setting(
-        60.0,
-        "at the start: seconds without a new node after which the run begins, although places are free",
-        minimum=0,
-    )
-    attempts: int = setting(
-        10, "how often a round in which too few nodes answered is tried before the run ends", minimum=1
-    )
-    nodes: str = setting(
-        "",
-        "ids of nodes by place, from 0, separated by commas, or the file that register.sh writes: replies for their "
-        "place are taken from them alone; empty: nodes say themselves which place is theirs (partition-id)",
-    )
-    key: str = setting(
-        "", "the server's private key, which signs requests; empty: a key of this process alone, for simulations"
-    )
+    wait: float = setting(60.0, "seconds without a new node after which a run begins with free places", minimum=0)
+    attempts: int = setting(10, "how often a round with too few answers is tried before the run ends", minimum=1)
+    nodes: str = setting("", "the file of places that register.sh writes; empty: nodes name theirs (partition-id)")
+    key: str = setting("", "the server's private key, which signs requests; empty: a new one, for simulations")
     audit: str = setting("", "the server's audit log, which lines are appended to; empty: none")
-    state: str = setting(
-        "", "folder for the state of nodes that name none themselves, one below it for each; for Flower's simulations"
-    )
+    state: str = setting("", "folder for the state of nodes that name none, one below it for each; for simulations")
     check: bool = setting(False, "ask all nodes for versions and digest, say what differs, and end")
 
     def pinned_nodes(self, clients: int) -> dict[int, int]:
-        """Node ids by place, from `nodes`. A place may be left free."""
-        if "/" in self.nodes:
-            return {place: entry["node"] for place, entry in read_places(Path(self.nodes)).items() if place < clients}
-        texts = [text.strip() for text in self.nodes.split(",")]
-        ids = [text for text in texts if text]
-        if not all(text.isdecimal() for text in ids) or len(texts) > clients or len(set(ids)) < len(ids):
-            raise ConfigError(
-                [f"flower.nodes: got {self.nodes!r}, expected at most data.clients = {clients} different node ids"]
-            )
-        return {place: int(text) for place, text in enumerate(texts) if text}
+        """Node ids by place, from the file `nodes`. A place may be left free."""
+        places = read_places(Path(self.nodes)) if self.nodes else {}
+        return {place: entry["node"] for place, entry in places.items() if place < clients}
+
+
+def has_parts_in_python(config: Config) -> bool:
+    """Whether the model, loss or metric is given in app.py, so that they are known only where it is executed."""
+    return CUSTOM in (config.model.name, config.train.loss, config.train.metric)
 
 
 def app_settings(app: Path) -> tuple[Config, FlowerSection]:
@@ -67,12 +51,10 @@ def read_places(file: Path) -> dict[int, dict[str, Any]]:
     if not file.exists():
         return {}
     try:
-        places = {int(place): entry for place, entry in json.loads(file.read_text(encoding="utf-8")).items()}
-        if all(isinstance(entry["node"], int) and isinstance(entry["key"], str) for entry in places.values()):
-            return places
-    except (ValueError, AttributeError, KeyError, TypeError):
-        pass
-    raise ConfigError([f"{file}: cannot be read as places; delete it and run ./register.sh"])
+        places = json.loads(file.read_text(encoding="utf-8"))
+        return {int(place): {"node": int(own["node"]), "key": str(own["key"])} for place, own in places.items()}
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise ConfigError([f"{file}: cannot be read as places; delete it and run ./register.sh"]) from error
 
 
 @dataclass(frozen=True)
@@ -81,9 +63,7 @@ class NodeSection:
 
     partition_id: int = setting(-1, "its place among data.clients, from 0; must be given", minimum=0)
     state: str = setting("", "folder for its state: model, optimiser, what its method keeps, last answer")
-    server_key: str = setting(
-        "", "the server's public key, keys/server.pub; a node with a state folder of its own needs it"
-    )
+    server_key: str = setting("", "the server's public key, keys/server.pub; needed with a state folder of its own")
     keep: int = setting(0, "days after which the state of other runs is removed; 0: never", minimum=0)
     data: str = setting("", "its own data, where data.dataset is custom: folder:PATH, file:PATH or module:function")
     data_dir: str = setting("", "where the files of a data set by name are; data.dir")
@@ -101,19 +81,17 @@ def run_settings(file: Path, run_config: Mapping[str, Any]) -> tuple[Config, Flo
             tables.setdefault(section, {})[key] = value
     flower = tables.pop("flower", {})
     found = find_problems("flower", FlowerSection, flower)
+    from_file = read_toml(file)
+    method = merge(from_file, tables).get("method", {}).get("name")
+    # A section such as [pfedlms] is for that method only.
+    mine = {section: values for section, values in from_file.items() if section not in METHODS or section == method}
     try:
-        config = load_config(None, merge(_without_other_methods(read_toml(file), tables), tables))
+        config = load_config(None, merge(mine, tables))
     except ConfigError as error:
         found += error.problems
     if found:
         raise ConfigError(found)
     return config, FlowerSection(**flower)
-
-
-def _without_other_methods(from_file: Tables, overrides: Tables) -> Tables:
-    """The tables of the file without sections of other methods, such as `[pfedlms]` if the run has another method."""
-    method = overrides.get("method", {}).get("name") or from_file.get("method", {}).get("name")
-    return {section: values for section, values in from_file.items() if section not in METHODS or section == method}
 
 
 def node_settings(
@@ -127,10 +105,7 @@ def node_settings(
     if not section.state and not flower.state:
         found.append("node-config.state: got nothing, expected a folder, for example --node-config 'state=\"state\"'")
     if section.state and not section.server_key:
-        found.append(
-            "node-config.server_key: got nothing, expected keys/server.pub, by which this node knows requests of its "
-            "server; run `pfedlms deploy upgrade FOLDER` on this node"
-        )
+        found.append("node-config.server_key: got nothing, expected keys/server.pub, as pfedlms deploy upgrade adds it")
     if found:
         raise ConfigError([problem.replace("_", "-", 1) for problem in found])
     folder = Path(section.state or Path(flower.state) / f"node-{section.partition_id}")

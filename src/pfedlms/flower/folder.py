@@ -25,8 +25,6 @@ NAME = "federation"
 MIN_NODES_TO_LIMIT, MAX_WEIGHT = 3, 0.4
 """From so many nodes on, `init` writes this train.max_weight."""
 POOLING = '\n[pfedlms]\npooling = "median"  # one node cannot move the thresholds of all\n'
-SERVER_MEMORY, GATE_MEMORY, LINK_MEMORY, APP_MEMORY = "4G", "256M", "1G", "8G"
-"""Memory limits of the systemd units: server, gate, a node's connection, and its apps."""
 
 SAME_NAME = (
     "README.md", "environment.sh", "gate.conf", "certificates.sh", "keys.sh", "superlink.sh", "gate.sh", "register.sh",
@@ -49,27 +47,16 @@ def write_folder(
 ) -> list[Path]:  # fmt: skip
     """Write the folder and return its files. A folder that is not empty is refused."""
     link_port = port + 1 if link_port is None else link_port
-    if nodes < 1:
-        raise UsageError(f"--nodes: got {nodes}, expected a count of at least 1")
     if not re.fullmatch(r"[\w.-]+|\[[\da-fA-F:.]+\]", server, re.ASCII):
         raise UsageError(f"--server: got {server!r}, expected a name or an address; --port names the port")
-    for name, value in (("--port", port), ("--link-port", link_port)):
-        if not 1 <= value <= 65535:
-            raise UsageError(f"{name}: got {value}, expected a number from 1 to 65535")
-    if port == link_port:
-        raise UsageError(f"--link-port: got {link_port}, expected another one than --port")
     # Its path stands in TOML, in systemd's units, and in quotes in --node-config.
-    path, not_allowed = str(folder.resolve()), "\"'\\$%`"
-    if found := {sign for sign in path if sign in not_allowed or not sign.isprintable()}:
-        signs = "".join(sorted(found))
-        raise UsageError(
-            f"{path!r}: got {signs!r} in the path, expected none of {' '.join(not_allowed)}; name another folder"
-        )
+    path = str(folder.resolve())
+    if not path.isprintable() or set(path) & set("\"'\\$%`"):
+        raise UsageError(f"{path!r}: expected a path without quotes, \\, $, %, ` and line ends; name another folder")
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder}: is not empty; name a folder that is not there yet")
-    load_config(
-        None, {"data": {"dataset": dataset, "clients": nodes}, "method": {"name": method}}
-    )  # refuses unknown names
+    chosen: dict[str, dict[str, Any]] = {"data": {"dataset": dataset, "clients": nodes}, "method": {"name": method}}
+    load_config(None, chosen)  # refuses unknown names
     texts = render_files(folder, nodes, server, port, link_port, method, dataset)
     write_files(folder, texts)
     return [folder / name for name in texts]
@@ -89,31 +76,27 @@ def render_files(
         "CONNECTIONS": str(20 + 8 * nodes), "HERE": str(here), "PATH": f"{python}:{os.defpath.strip(':')}:/usr/sbin",
     }  # fmt: skip
 
-    def unit(template: str, memory: str, **options: str) -> str:
-        unit_values = {"USER": "pfedlms", "PRIVATE_DEVICES": "yes", **values, **options}
-        hardened = _render("hardened.service", {"MEMORY": memory, **unit_values})
-        return _render(template, {"HARDENED": hardened.rstrip(), **unit_values})
-
+    values["HARDENED"] = _render("hardened.service", values).rstrip()
     texts = {"app/pyproject.toml": render_pyproject(here)}
     texts |= {name: _render(template, values) for name, template in FILES.items()}
-    texts["systemd/pfedlms-superlink.service"] = unit("superlink.service", SERVER_MEMORY)
-    texts["systemd/pfedlms-gate.service"] = unit("gate.service", GATE_MEMORY)
-    for node in range(nodes):
-        texts[f"node-{node}.sh"] = _render("node.sh", {**values, "NODE": str(node)})
-        texts[f"systemd/pfedlms-node-{node}.service"] = unit("node.service", LINK_MEMORY, NODE=str(node))
-        # Apps may need the GPU, which is a device.
-        apps = {"NODE": str(node), "USER": "pfedlms-app", "PRIVATE_DEVICES": "no"}
-        texts[f"systemd/pfedlms-app-{node}.service"] = unit("app.service", APP_MEMORY, **apps)
+    texts |= {f"systemd/pfedlms-{unit}.service": _render(f"{unit}.service", values) for unit in ("superlink", "gate")}
+    for node in map(str, range(nodes)):
+        values["NODE"] = node
+        texts[f"node-{node}.sh"] = _render("node.sh", values)
+        for unit in ("node", "app"):
+            texts[f"systemd/pfedlms-{unit}-{node}.service"] = _render(f"{unit}.service", values)
     return texts
 
 
-def read_environment(folder: Path) -> dict[str, str]:
+def read_environment(folder: Path, *needed: str) -> dict[str, str]:
     """The addresses and ports in the folder's environment.sh."""
-    if not (folder / "app" / "pyproject.toml").is_file():
-        raise UsageError(f"{folder}: got no app/pyproject.toml, expected a folder of: pfedlms deploy init {folder}")
     file = folder / "environment.sh"
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    return dict(re.findall(r"^(?:export )?(\w+)=\$\{\w+:-([^}]*)\}", text, re.M))
+    named = dict(re.findall(r"^(?:export )?(\w+)=\$\{\w+:-([^}]*)\}", text, re.M))
+    if missing := [name for name in needed if name not in named]:
+        expected = "expected a folder of: pfedlms deploy init; pfedlms deploy upgrade writes what is new"
+        raise UsageError(f"{file}: got no {', '.join(missing)}, {expected}")
+    return named
 
 
 def write_files(folder: Path, texts: Mapping[str, str]) -> None:
@@ -134,9 +117,9 @@ def _render(name: str, values: Mapping[str, str]) -> str:
     return text
 
 
-def render_pyproject(folder: Path | None = None, values: Mapping[str, Any] | None = None) -> str:
-    """The app's pyproject.toml for Flower: every key of the run config with its meaning. With a `folder`, paths in it
-    are filled in; `values` are settings to keep."""
+def render_pyproject(folder: Path, values: Mapping[str, Any] | None = None) -> str:
+    """The app's pyproject.toml for Flower: every key of the run config with its meaning. Paths are in this folder;
+    `values` are settings to keep."""
     paths = {"state": "state", "key": "keys/server-signing.key", "nodes": "places.json", "audit": "audit/server.jsonl"}
     kept = {name: value for name, value in (values or {}).items() if value != AS_IN_FILE}
     sections: dict[str, list[str]] = {"flower": [], "data": [], "model": [], "train": [], "method": [], "run": []}
@@ -145,7 +128,7 @@ def render_pyproject(folder: Path | None = None, values: Mapping[str, Any] | Non
         sections[section] += [f"# {meaning}", f"{key} = {as_toml(kept.get(f'{section}.{key}', value))}"]
 
     for field in fields(FlowerSection):
-        value = str(folder / paths[field.name]) if folder and field.name in paths else field.default
+        value = str(folder / paths[field.name]) if field.name in paths else field.default
         add("flower", field.name, field.metadata["help"], value)
     add("method", "name", "method by name")
     for (section, key), field in setting_fields(METHODS).items():
@@ -156,24 +139,14 @@ def render_pyproject(folder: Path | None = None, values: Mapping[str, Any] | Non
 
 
 def _method_defaults(key: str) -> str:
-    """Which methods have this key, and its default in each."""
-    defaults = {
-        name: setting_fields([name])["method", key].default
-        for name in METHODS
-        if ("method", key) in setting_fields([name])
-    }
-    if len(set(map(str, defaults.values()))) == 1:
-        return f"of {', '.join(defaults)}; default {as_toml(next(iter(defaults.values())))}"
-    return "of " + ", ".join(f"{name}: default {as_toml(value)}" for name, value in defaults.items())
+    """The defaults of this key, by method."""
+    fields_of = {name: setting_fields([name]).get(("method", key)) for name in METHODS}
+    return "default " + ", ".join(f"{as_toml(own.default)} of {name}" for name, own in fields_of.items() if own)
 
 
 def upgrade(folder: Path) -> list[str]:
     """Write all files except the owner's, and keep the old ones in a backup folder. Returns what is left to do."""
-    named = read_environment(folder)
-    if "SERVER" not in named or "PORT" not in named:
-        raise UsageError(
-            f"{folder / 'environment.sh'}: got no SERVER and PORT, expected those of `pfedlms deploy init`"
-        )
+    named = read_environment(folder, "SERVER", "PORT")
     named.setdefault("LINK_PORT", str(int(named["PORT"]) + 1))  # the gate takes over the port that nodes know
     scripts = {int(match[1]) for file in folder.iterdir() if (match := re.fullmatch(r"node-(\d+)\.sh", file.name))}
     nodes = max(scripts, default=-1) + 1
@@ -193,17 +166,14 @@ def upgrade(folder: Path) -> list[str]:
             backup.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             shutil.copy2(folder / name, backup)
     write_files(folder, texts)
-    for path in [folder, *(path for path in folder.rglob("*") if path.is_dir() and not path.is_symlink())]:
-        path.chmod(0o700)
-    for path in (*folder.glob("state/*"), *folder.glob("superlink.db*"), *folder.glob("run/**/*")):
-        path.chmod(path.stat().st_mode & 0o700)
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode & 0o700)
     return [
         f"{len(texts)} files are of this version; those before are in {folder / BACKUP}",
-        "server: end superlink.sh, ./certificates.sh, ./keys.sh server; then ./superlink.sh, ./gate.sh, ./register.sh",
         f"server: nodes reach port {named['PORT']} of the gate; port {named['LINK_PORT']} must not be open to others",
-        "each node: update pfedlms, `pfedlms deploy upgrade` there, copy app/ and keys/server.pub from the server, "
-        "./keys.sh K, ./approve.sh, and start node-K.sh again; with systemd, sudo ./users.sh and sudo systemctl "
-        "daemon-reload before that",
+        f"end all processes and follow the steps in {folder / 'README.md'} again; what is there already is kept",
+        "with systemd, also: sudo ./users.sh on nodes, and sudo systemctl daemon-reload",
     ]
 
 

@@ -19,7 +19,7 @@ import sqlite3
 import subprocess
 import sys
 from base64 import b64encode
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -33,9 +33,8 @@ from pfedlms.deploy.run_setup import RunSetup
 from pfedlms.errors import PfedlmsError, UsageError, printable
 from pfedlms.files import write_atomically
 from pfedlms.flower import approval, audit
-from pfedlms.flower.config import app_settings, read_places
+from pfedlms.flower.config import app_settings, has_parts_in_python, read_places
 from pfedlms.flower.folder import NAME
-from pfedlms.settings import CUSTOM
 
 PLACES, AUDIT = "places.json", "audit/server.jsonl"
 _OVERHEAD = 16 * 1024
@@ -88,28 +87,28 @@ def _public_keys(folder: Path, places: Mapping[int, Mapping[str, Any]]) -> dict[
         try:
             pem = _pem(key)
         except (ValueError, UnsupportedAlgorithm) as error:
-            expected = "expected one that ./keys.sh K has made; copy it again from the node's machine"
-            raise UsageError(f"{named.get(place, PLACES)}: is no public key of a node, {expected}") from error
+            file = named.get(place, PLACES)
+            raise UsageError(f"{file}: is no public key of a node, expected one that ./keys.sh K has made") from error
         if (other := owners.setdefault(pem, place)) != place:
-            remedy = (
-                f"each node has its own: copy that of node {place}, or make one there by ./keys.sh --rotate {place}"
-            )
-            raise UsageError(f"keys/node-{place}.pub: is the key of place {other}, too; {remedy}")
+            raise UsageError(f"keys/node-{place}.pub: is the key of place {other}, too; copy that of node {place}")
     return keys
 
 
-def revoke(folder: Path, named: str) -> None:
-    places, place = read_places(folder / PLACES), int(named) if named.isdecimal() else -1
-    if place not in places:
-        raise UsageError(f"revoke: got {named}, expected one of {', '.join(map(str, sorted(places))) or 'no place'}")
-    _unregister(folder, place, places.pop(place)["node"])
-    write_places(folder, places)
-    public = folder / "keys" / f"node-{place}.pub"
-    if public.exists():  # else the next ./register.sh would let it in again
-        (folder / "keys" / "old").mkdir(mode=0o700, exist_ok=True)
-        public.rename(folder / "keys" / "old" / f"{public.name}.revoked-{os.getpid()}")
+def revoke(folder: Path, *named: str) -> None:
+    """Shut the nodes of these places out, and free the places."""
+    places = read_places(folder / PLACES)
+    if not named or not set(named) <= set(map(str, places)):
+        known = ", ".join(map(str, sorted(places))) or "no place"
+        raise UsageError(f"revoke: got {' '.join(named) or 'nothing'}, expected some of {known}")
+    for place in sorted(set(map(int, named))):
+        _unregister(folder, place, places.pop(place)["node"])
+        write_places(folder, places)
+        public = folder / "keys" / f"node-{place}.pub"
+        if public.exists():  # else the next ./register.sh would let it in again
+            (folder / "keys" / "old").mkdir(mode=0o700, exist_ok=True)
+            public.rename(folder / "keys" / "old" / f"{public.name}.revoked-{os.getpid()}")
+        print(f"place {place} is free; a new key in keys/node-{place}.pub gets it by ./register.sh")
     _reload(folder)
-    print(f"place {place} is free; a new key in keys/node-{place}.pub gets it by ./register.sh")
 
 
 def write_places(folder: Path, places: Mapping[int, Mapping[str, Any]]) -> None:
@@ -129,13 +128,12 @@ def _registered_nodes(folder: Path) -> set[int]:
         nodes = json.loads(done.stdout)["nodes"]
         return {int(node["node-id"]) for node in nodes if node["status"] != "unregistered"}
     except (ValueError, KeyError, TypeError) as error:
-        said = printable((done.stderr or done.stdout).strip())
-        raise UsageError(f"the registered nodes are not known: {said}; is superlink.sh running?") from error
+        raise UsageError(f"the registered nodes are not known: {_said(done)}; is superlink.sh running?") from error
 
 
 def _register_key(folder: Path, file: Path, key: str, nodes: Collection[int]) -> int:
     """Register a key with Flower. Returns its node id, also if the key was registered before."""
-    done = call_flwr(folder, "supernode", "register", str(file), NAME, "--format", "json")
+    done = call_flwr(folder, "supernode", "register", str(file.resolve()), NAME, "--format", "json")
     if match := re.search(r'"node-id":\s*"?(\d+)', done.stdout):
         return int(match[1])
     if "code: 23" in done.stdout + done.stderr:  # it is registered; Flower has its id in the database only
@@ -143,28 +141,25 @@ def _register_key(folder: Path, file: Path, key: str, nodes: Collection[int]) ->
             row = database.execute("SELECT node_id FROM node WHERE public_key = ?", (_pem(key),)).fetchone()
         if row is not None and (node := int(row[0]) % 2**64) in nodes:
             return node
-        remedy = "./keys.sh --rotate K on the node's machine makes a new one"
-        raise UsageError(f"{file}: this key was revoked, which cannot be undone; {remedy}")
-    raise UsageError(
-        f"{file}: is not registered: {printable((done.stderr or done.stdout).strip())}; is superlink.sh running?"
-    )
+        raise UsageError(f"{file}: this key was revoked, which cannot be undone; ./keys.sh --rotate K makes a new one")
+    raise UsageError(f"{file}: is not registered: {_said(done)}; is superlink.sh running?")
+
+
+def _said(done: subprocess.CompletedProcess[str]) -> str:
+    return printable((done.stderr or done.stdout).strip())
 
 
 def _unregister(folder: Path, place: int, node: int) -> None:
     done = call_flwr(folder, "supernode", "unregister", str(node), NAME, "--format", "json")
-    output = printable((done.stderr or done.stdout).strip())
     audit.append(folder / AUDIT, "revoked", place=place, node=node, flower=done.returncode)
-    print(f"node {node} of place {place} is revoked" + (f" (Flower: {output})" if done.returncode else ""))
+    print(f"node {node} of place {place} is revoked" + (f" (Flower: {_said(done)})" if done.returncode else ""))
 
 
 def call_flwr(folder: Path, *arguments: str, timeout: float | None = 120) -> subprocess.CompletedProcess[str]:
-    """Call the `flwr` of this Python environment with the folder's server."""
-    environment = {
-        **os.environ, "FLWR_HOME": str((folder / "flwr").resolve()), "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    }  # fmt: skip
-    beside = Path(sys.executable).parent / "flwr"
-    command = [str(beside) if beside.exists() else "flwr", *arguments]
+    """Call the `flwr` of this Python environment with the folder's server; paths are from the folder."""
+    here, path = folder.resolve(), f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "FLWR_HOME": str(here / "flwr")}
+    command = [str(here / "flwr.sh"), *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=timeout)
 
 
@@ -183,7 +178,7 @@ def _reload(folder: Path) -> None:
 def largest_body(folder: Path) -> int:
     """Bytes of the largest request that a node sends."""
     config, _ = app_settings(folder / "app")
-    if CUSTOM in (config.model.name, config.train.loss, config.train.metric):
+    if has_parts_in_python(config):
         return _CUSTOM_MODEL_BODY
     return _OVERHEAD + sum(message_bytes(RunSetup(config)))
 
@@ -201,13 +196,11 @@ def key_header(public_key: str) -> str:
     return b64encode(_pem(public_key)).decode()
 
 
-def write_includes(folder: Path, environment: Mapping[str, str]) -> None:
+def write_includes(folder: Path, environment: Mapping[str, str] = os.environ) -> None:
     """Write the files in gate/, which gate.conf includes."""
     port, link, host = (environment.get(name, "") for name in ("PORT", "LINK_PORT", "GATE_HOST"))
-    if not port.isdecimal() or not link.isdecimal():
-        raise UsageError(f"environment.sh: got PORT={port!r} and LINK_PORT={link!r}, expected two numbers")
     places = read_places(folder / PLACES)
-    hosts = [host] if host else ["0.0.0.0", *(["[::]"] if _has_ipv6() else [])]
+    hosts = [host] if host else ["0.0.0.0", *(["[::]"] if socket.has_dualstack_ipv6() else [])]
     size = environment.get("MAX_BODY") or str(largest_body(folder))
     rate = 20 + 10 * max(1, len(places))
     (folder / "gate" / "tmp").mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -224,19 +217,10 @@ def write_includes(folder: Path, environment: Mapping[str, str]) -> None:
         (folder / "gate" / name).write_text(text, encoding="utf-8")
 
 
-def _has_ipv6() -> bool:
-    try:
-        with socket.socket(socket.AF_INET6) as tried:
-            tried.bind(("::", 0))
-            return True
-    except OSError:
-        return False
-
-
 # --- commands
 
 
-def log_start(folder: Path, arguments: list[str]) -> None:
+def log_start(folder: Path, *arguments: str) -> None:
     """Log who starts a run on the server, and with which app. The server approves the app in this folder."""
     settings = approval.run_config(arguments)
     entry = approval.approve(folder, settings, approval.SERVER)
@@ -244,23 +228,16 @@ def log_start(folder: Path, arguments: list[str]) -> None:
     audit.append(folder / AUDIT, "start", **user, app=entry["app"], settings=settings)
 
 
-def main(command: str = "", folder: str | Path = "", *arguments: str) -> int:
-    folder = Path(folder)
+COMMANDS: dict[str, Callable[..., None]] = {
+    "register": register, "revoke": revoke, "write": write_includes, "started": log_start
+}  # fmt: skip
+
+
+def main(command: str = "", folder: str = "", *arguments: str) -> int:
     try:
-        if command == "register":
-            register(folder)
-        elif command == "revoke":
-            for place in arguments or ("no place",):
-                revoke(folder, place)
-        elif command == "write":
-            write_includes(folder, os.environ)
-        elif command == "started":
-            log_start(folder, list(arguments))
-        else:
-            raise UsageError(
-                f"gate: got {command!r}, expected register, revoke, write or started; scripts of another version are "
-                "mended by pfedlms deploy upgrade"
-            )
+        if command not in COMMANDS:
+            raise UsageError(f"gate: got {command!r}, expected one of {', '.join(COMMANDS)}")
+        COMMANDS[command](Path(folder), *arguments)
     except PfedlmsError as error:
         print(error, file=sys.stderr)
         return error.exit_code

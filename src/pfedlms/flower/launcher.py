@@ -138,10 +138,7 @@ def main(command: str = "", folder: str = "", *arguments: str) -> None:
     elif command in roles:  # `Launcher.launch` calls it so
         run_app(roles[command], Path(folder), Path(arguments[0]), list(arguments[1:]))
     else:
-        sys.exit(
-            f"launcher: got {command!r}, expected one of {', '.join([*APPS, *roles])}; scripts of another version are "
-            "mended by pfedlms deploy upgrade"
-        )
+        sys.exit(f"launcher: got {command!r}, expected one of {', '.join([*APPS, *roles])}")
 
 
 if __name__ == "__main__":

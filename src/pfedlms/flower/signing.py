@@ -19,10 +19,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
 
 from pfedlms.deploy import Node, Transport
-from pfedlms.deploy.envelope import Envelope, Kind, Reason, decode, refusal_text
-from pfedlms.deploy.nodes import check_reply
-from pfedlms.engine.transport import Code
-from pfedlms.errors import UsageError, WireError
+from pfedlms.deploy.envelope import Envelope, Kind, Reason, check_reply, decode, refusal_text
+from pfedlms.errors import UsageError, WireError, printable
 
 MAGIC = b"PFLS"
 VERSION = 1
@@ -58,19 +56,15 @@ class Seal:
 
 def seal(key: Ed25519PrivateKey, about: Seal, content: bytes) -> bytes:
     """The content behind a signed header."""
-    header = _HEADER.pack(
-        MAGIC, VERSION, about.flags, 0, about.run, about.place, 0, about.trip, about.answered, len(content)
-    )
+    trips = about.trip, about.answered
+    header = _HEADER.pack(MAGIC, VERSION, about.flags, 0, about.run, about.place, 0, *trips, len(content))
     return header + key.sign(_DOMAIN + header + content) + content
 
 
 def unseal(data: bytes, key: Ed25519PublicKey | None) -> tuple[Seal, bytes]:
     """The seal and the content; raises SealError. Without a key, as in simulations, the signature is not checked."""
     if data[: len(MAGIC)] != MAGIC:
-        raise SealError(
-            f"the request is not signed (got magic {bytes(data[:4])!r}, expected {MAGIC!r}); if it is the server's, "
-            "run `pfedlms deploy upgrade` there"
-        )
+        raise SealError(f"the request is not signed: got magic {bytes(data[:4])!r}, expected {MAGIC!r}")
     if len(data) < SEAL_BYTES:
         raise SealError(f"seal: got {len(data)} bytes, expected at least {SEAL_BYTES}")
     _, version, flags, zero, run, place, also_zero, trip, answered, length = _HEADER.unpack_from(data)
@@ -83,31 +77,19 @@ def unseal(data: bytes, key: Ed25519PublicKey | None) -> tuple[Seal, bytes]:
         try:
             key.verify(bytes(data[_HEADER.size : SEAL_BYTES]), _DOMAIN + header + content)
         except InvalidSignature:
-            raise SealError(
-                "the signature is not of this node's server; compare keys/server.pub here with the server's"
-            ) from None
+            remedy = "compare keys/server.pub here with the server's"
+            raise SealError(f"the signature is not of this node's server; {remedy}") from None
     if zero or also_zero or flags & ~(SealFlag.RESUME | SealFlag.QUERY):
         raise SealError("seal: got reserved bits that are set, expected zeros; update the older end")
     return Seal(run, place, trip, answered, flags), content
-
-
-def strip_seal(data: bytes) -> bytes:
-    """The content of sealed bytes, without a check; other bytes as they are."""
-    return data[SEAL_BYTES:] if data[: len(MAGIC)] == MAGIC else data
 
 
 # --- the server
 
 
 class SigningTransport:
-    """Signs requests and passes them on.
-
-    Args:
-        transport: carries the signed requests.
-        key: the server's private key.
-        messages: bytes of the largest frame of each exchange; see `deploy.nodes.message_bytes`.
-        log: called with one record per request.
-    """
+    """Signs requests with the server's private key and passes them on. `messages` are from `nodes.message_bytes`; `log`
+    is called with one record per request."""
 
     def __init__(
         self, transport: Transport, key: Ed25519PrivateKey, messages: Sequence[int],
@@ -117,22 +99,23 @@ class SigningTransport:
         self._answered: dict[int, int] = {}
         """`Seal.answered` by place. A place that is missing here gets a request with the flag RESUME."""
 
-    def send(self, requests: dict[int, bytes], timeout: float) -> dict[int, bytes]:
+    def send(self, requests: dict[int, bytes], timeout: float) -> dict[int, bytes | str]:
         envelopes = {client: decode(data) for client, data in requests.items()}
         begun = time.monotonic()
         sealed = {client: self._seal(envelopes[client], data) for client, data in requests.items()}
         replies = dict(self._transport.send(sealed, timeout))
         for client, request in envelopes.items():
             reply = replies.get(client)
-            failure = "no reply" if reply is None else describe_failure(request, reply, self._messages)
+            failure = describe_failure(request, reply, self._messages)
             # A node without a reply may have executed the request, and one that refused may have lost its state.
             if failure is not None:
                 self._answered.pop(client, None)
             elif request.kind == Kind.REQUEST:
                 self._answered[client] = request.trip + 1
+            received = len(reply) if isinstance(reply, bytes) else 0
             self._log({
                 "event": "request", "run": request.run.hex(), "round": request.round + 1, "trip": request.trip,
-                "client": client, "sent": len(requests[client]), "received": len(reply or b""),
+                "client": client, "sent": len(requests[client]), "received": received,
                 "seconds": round(time.monotonic() - begun, 1), "result": failure or "replied",
             })  # fmt: skip
         return replies
@@ -143,14 +126,15 @@ class SigningTransport:
         return seal(self._key, Seal(request.run, request.client, request.trip, answered, flags), data)
 
 
-def describe_failure(request: Envelope, data: bytes, messages: Sequence[int]) -> str | None:
-    """Why a reply is not valid or the node refused; None if the node executed the request."""
+def describe_failure(request: Envelope, reply: bytes | str | None, messages: Sequence[int]) -> str | None:
+    """Why there is no valid reply, or the node refused; None if the node executed the request."""
+    if not isinstance(reply, bytes):
+        return f"no reply: {printable(reply)}" if reply else "no reply"
     try:
-        reply = check_reply(request, data, messages)
+        refused = check_reply(request, reply, messages).refused
     except WireError as error:
         return str(error)
-    is_refusal = bool(reply.records) and reply.records[0].code == Code.REFUSED
-    return refusal_text(reply.records[0]) if is_refusal else None
+    return refusal_text(refused) if refused else None
 
 
 def sign_query(key: Ed25519PrivateKey, run: int, kind: str, node: int) -> bytes:
@@ -174,12 +158,8 @@ def check_query(data: bytes, key: Ed25519PublicKey | None, run: int, kind: str, 
 
 
 class SealedNode:
-    """A node that executes only requests that its server has signed for it, in order.
-
-    Args:
-        node: executes requests. It knows the last trip that it answered, and the SHA-256 of that request.
-        key: the server's public key; None: signatures are not checked, for simulations.
-    """
+    """A node that executes only requests that its server has signed for it, in order. Without the server's public key
+    signatures are not checked, for simulations."""
 
     def __init__(self, node: Node, key: Ed25519PublicKey | None) -> None:
         self._node, self._key = node, key
@@ -203,10 +183,8 @@ class SealedNode:
         if about.run != node.run or about.place != node.client:
             return None  # the node itself refuses, and says what differs
         if request.trip > last + 1 and about.answered > last + 1 and not about.flags & SealFlag.RESUME:
-            return Reason.ORDER, (
-                f"the server has a reply of this node to trip {about.answered - 1}, the last one here is {last}: its "
-                "state was lost or is an older copy; the next request resumes"
-            )
+            has = f"the server has a reply of this node to trip {about.answered - 1}, the last one here is {last}"
+            return Reason.ORDER, f"{has}: its state was lost or is an older copy; the next request resumes"
         return None
 
 
@@ -214,25 +192,21 @@ class SealedNode:
 
 
 def private_key(file: Path) -> Ed25519PrivateKey:
-    key = _load_key(file, lambda data: load_pem_private_key(data, None))
-    if not isinstance(key, Ed25519PrivateKey):
-        raise UsageError(f"{file}: got no Ed25519 private key; ./keys.sh server makes one")
+    key: Ed25519PrivateKey = _load_key(file, lambda data: load_pem_private_key(data, None), Ed25519PrivateKey)
     return key
 
 
 def public_key(file: Path) -> Ed25519PublicKey:
-    key = _load_key(file, load_pem_public_key)
-    if not isinstance(key, Ed25519PublicKey):
-        raise UsageError(f"{file}: got no Ed25519 public key; copy keys/server.pub from the server")
+    key: Ed25519PublicKey = _load_key(file, load_pem_public_key, Ed25519PublicKey)
     return key
 
 
-def _load_key(file: Path, load: Callable[[bytes], object]) -> object:
+def _load_key(file: Path, load: Callable[[bytes], Any], kind: Any) -> Any:
+    remedy = "./keys.sh server makes both keys on the server, nodes get keys/server.pub"
     try:
-        return load(file.read_bytes())
-    except FileNotFoundError as error:
-        raise UsageError(
-            f"{file}: is missing; ./keys.sh server makes the pair on the server, nodes get server.pub"
-        ) from error
+        key = load(file.read_bytes())
     except (OSError, ValueError) as error:
-        raise UsageError(f"{file}: cannot be read as a key ({error})") from error
+        raise UsageError(f"{file}: cannot be read as a key ({error}); {remedy}") from error
+    if not isinstance(key, kind):
+        raise UsageError(f"{file}: got another kind of key, expected an {kind.__name__}; {remedy}")
+    return key

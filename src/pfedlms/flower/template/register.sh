@@ -4,4 +4,4 @@
 set -euo pipefail
 source "$(dirname "$0")/environment.sh"
 python=$(python_of flwr)
-exec "$python" -m pfedlms.flower.gate register "$HERE" "$@"
+exec "$python" -m pfedlms.flower.gate register "$HERE"
