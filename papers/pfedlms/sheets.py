@@ -66,21 +66,20 @@ def against_paper(title: str, dataset: str, rows: Sequence[Row], runs: Runs) -> 
         if done and row.printed is not None:
             record["difference"] = record["max"].mean - row.printed.mean
             deviation = record["max"].deviation  # None: that of a single seed is not known
-            if deviation is not None and abs(record["difference"]) > WIDE * hypot(
-                row.printed.deviation or 0, deviation
-            ):
-                record["row"] += " *"
+            if deviation is not None:
+                record["outside"] = abs(record["difference"]) > WIDE * hypot(row.printed.deviation or 0, deviation)
         records.append(record)
     columns = [
         Column("row", "method"), Column("max", "P-acc max", accuracy_text), Column("paper", "paper", accuracy_text),
-        Column("difference", "diff", difference_text), Column("last10", "last 10", accuracy_text),
-        Column("global", "G-acc", "{:.2f}".format), Column("mib", "MiB", mib_text),
+        Column("difference", "diff", difference_text), Column("outside", "*", lambda outside: "*" * outside),
+        Column("last10", "last 10", accuracy_text), Column("global", "G-acc", "{:.2f}".format),
+        Column("mib", "MiB", mib_text),
     ]  # fmt: skip
     note = (
         "Accuracy in %, ± over seeds; maximum over evaluations, as the paper reports it, and mean of the last ones, "
         "at most 10; G-acc of the same; MiB per round of all clients, framing included."
     )
-    if any(record["row"].endswith(" *") for record in records):
+    if any(record.get("outside") for record in records):
         note += f" *: more than {WIDE:g} standard deviations away."
     return Table(columns, records, f"{dataset}: {title}", note)
 
