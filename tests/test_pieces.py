@@ -157,8 +157,8 @@ def pull(tau: Any = TAU, sigma: Any = SIGMA, consensus: Any = CONSENSUS, strengt
 REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: SKETCH.forward(torch.zeros(2, 5)), r"params: got shape \(2, 5\), expected \[clients, 21\] or \[21\]; "),
     (lambda: SKETCH.forward(X.long()), r"params: got torch.int64, expected torch.float32.*\.float\(\)"),
-    (lambda: SKETCH.forward([0.0] * 21), r"params: got list, expected a NumPy array.*np\.asarray"),
-    (lambda: SKETCH.forward(X.to("meta")), "params: got a tensor on meta, expected one on cpu; make"),
+    (lambda: SKETCH.forward([0.0] * 21), "params: got list, expected an array or a tensor of real numbers"),
+    (lambda: SKETCH.forward(X.to("meta")), "params: got a tensor on meta, expected one on cpu, as the sketch"),
     (
         lambda: SKETCH.split(X, X.double(), X),
         r"split: got params torch.float32 \[2, 21\], model torch.float64 .*, expect",
@@ -176,8 +176,8 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: Vote(3, 1).add(np.zeros(3), 1), r"vote: got symbols up to 0 of float64 \(3,\), expected .* uint8"),
     (lambda: Vote(3, 1).add(np.uint8([0, 2, 0]), 1), r"vote: got symbols up to 2 .*, expected 0 to 1"),
     (lambda: Vote(3, 1).add(np.uint8([0, 1]), 1), r"got symbols up to 1 of uint8 \(2,\), expected .*\(3,\)"),
-    (lambda: Vote(1, 1).add(np.uint8([[0], [1]]), [3]), "weights: got 1 for 2 clients, expected one per client; pass"),
-    (lambda: Vote(1, 1).add(np.uint8([[0], [1]]), [1, 0.5]), r"weights\[1\]: got 0.5, expected .* number of samples"),
+    (lambda: Vote(1, 1).add(np.uint8([[0], [1]]), [3]), "weights: got 1, expected 2, the number of samples of every"),
+    (lambda: Vote(1, 1).add(np.uint8([[0], [1]]), [1, 0.5]), r"weights\[1\]: got 0.5, expected a whole number of at"),
     (lambda: WeightedMean(2).add([1], ONE), r"values: got shape \(1, 1\), expected \[clients, 2\]; pass one client"),
     (lambda: WeightedMean(1).result(), "mean: got no client's values, expected at least one; call"),
     (lambda: weighted_medians([1], -ONE), r"values\[0, 0\]: got -1.0, expected a"),
