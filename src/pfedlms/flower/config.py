@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pfedlms.errors import ConfigError
-from pfedlms.experiment.config import Config, Tables, load_config, merge, read_toml
+from pfedlms.experiment.config import Config, Tables, load_config, merge
 from pfedlms.flower.approval import declared_settings
-from pfedlms.methods import METHODS
 from pfedlms.settings import CUSTOM, find_problems, setting
 
 AS_IN_FILE = ""
@@ -81,12 +80,8 @@ def run_settings(file: Path, run_config: Mapping[str, Any]) -> tuple[Config, Flo
             tables.setdefault(section, {})[key] = value
     flower = tables.pop("flower", {})
     found = find_problems("flower", FlowerSection, flower)
-    from_file = read_toml(file)
-    method = merge(from_file, tables).get("method", {}).get("name")
-    # A section such as [pfedlms] is for that method only.
-    mine = {section: values for section, values in from_file.items() if section not in METHODS or section == method}
     try:
-        config = load_config(None, merge(mine, tables))
+        config = load_config(file, tables)
     except ConfigError as error:
         found += error.problems
     if found:
