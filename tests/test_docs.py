@@ -18,6 +18,16 @@ from pfedlms.cli.lists import settings
 ROOT = Path(__file__).parent.parent
 
 
+def test_pages_name_tests_that_exist() -> None:
+    """`test_a_false_reply…` is the beginning of a name."""
+    there = {file.stem for file in (ROOT / "tests").rglob("test_*.py")}
+    for file in (ROOT / "tests").rglob("test_*.py"):
+        there |= set(re.findall(r"def (test_\w+)", file.read_text(encoding="utf-8")))
+    for page in (ROOT / "docs").glob("*.md"):
+        for name in re.findall(r"\b(test_[a-z_]+)\b", page.read_text(encoding="utf-8")):
+            assert any(each.startswith(name) for each in there), f"{page.name}: {name}"
+
+
 def python_block(page: str) -> str:
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
     return block

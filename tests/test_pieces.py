@@ -23,7 +23,7 @@ import pfedlms.sketch
 import pfedlms.wire.codec
 from definitions import dense_model
 from factories import RATIO, SEED, SIZES, layout_of, normal, sketch_of, some_pull
-from pfedlms.aggregate import Vote, WeightedMean, limit_weights, outliers, pool_statistics, weighted_medians
+from pfedlms.aggregate import SignVote, Vote, WeightedMean, limit_weights, outliers, pool_statistics, weighted_medians
 from pfedlms.models import Layer, Layout, flat_layout
 from pfedlms.pull import Pull
 from pfedlms.quantise import normal_quantiles, statistics, symbols_of, thresholds_of
@@ -201,6 +201,24 @@ def test_wrong_arguments_are_refused_with_a_message_of_one_line(use: Callable[[]
     with pytest.raises(ValueError, match=message) as caught:
         use()
     assert "\n" not in str(caught.value)
+
+
+def test_a_split_is_differentiated_by_each_of_its_arguments() -> None:
+    sketch = Sketch.of_vector(8, 0.5, seed=1)
+    rows = [torch.arange(8.0).reshape(1, 8) + shift for shift in range(3)]
+    for place, sign in enumerate((1.0, -1.0, 1.0)):  # params − model + residual
+        given = [row.clone().requires_grad_(number == place) for number, row in enumerate(rows)]
+        sketched, _ = sketch.split(*given)
+        (gradient,) = torch.autograd.grad(sketched.sum(), given[place])
+        torch.testing.assert_close(gradient, sign * sketch.adjoint(torch.ones_like(sketched)))
+
+
+def test_weights_of_packed_signs_are_whole_numbers_per_client_and_layer() -> None:
+    for weights in ([[1, 2, 3], [4, 5, 6]], [[1.5, 1], [1, 1], [1, 1]], [[-1, 1], [1, 1], [1, 1]]):
+        with pytest.raises(
+            ValueError, match=r"weights: got .*, expected whole numbers of at least 0, \[clients, layers"
+        ):
+            SignVote([3, 2]).add(np.uint8([[1], [2], [3]]), weights)
 
 
 def test_refused_values_are_not_counted() -> None:

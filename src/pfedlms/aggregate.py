@@ -373,8 +373,8 @@ class SignVote(_Counters):
                 f"vote: got {rows.dtype} of shape {list(rows.shape)}, expected uint8 of shape [clients, "
                 f"{-(-size // 8)}]; the signs are of another sketch"
             )
-        if own.dtype.kind not in "iu" or own.min(initial=0) < 0:
-            raise ValueError(f"weights: got {own.tolist()}, expected whole numbers of at least 0")
+        if own.shape != (len(rows), len(self.ends)) or own.dtype.kind not in "iu" or own.min(initial=0) < 0:
+            raise ValueError(f"weights: got {own.tolist()}, expected whole numbers of at least 0, [clients, layers]")
         self._add(np.unpackbits(rows, axis=1, count=size, bitorder="little"), own.tolist())
 
     def sums(self) -> NDArray[np.float64]:

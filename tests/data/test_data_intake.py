@@ -374,6 +374,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "labels between classes": (lambda: (X, Y + 0.5), r"labels such as 0\.5, .* need a loss, which is given in"),
     "missing labels": (lambda: (X, np.where(Y == 1, np.nan, Y)), "20 labels are missing, the first in sample 1"),
+    "labels beyond floats": (lambda: (X, Y + 1e19), r"labels such as 1e\+19, expected class numbers"),
+    "a list of masked rows": (lambda: ([np.ma.masked_less(x, 0) for x in X], Y), "data: samples: got a masked array"),
     "labels of several kinds": (lambda: (X, np.array([1, "a", 2.5] * 20, dtype=object)), "types float, int, str"),
     "texts and numbers": (lambda: [(X, TEXTS), (X, Y)], "client 1: got labels of type int64 .* those of client 0, <U3"),
     "one-hot of two widths": (

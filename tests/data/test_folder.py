@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -155,6 +157,21 @@ def test_images_that_cannot_be_read_are_named(
     path = save(root, **{file.removesuffix(".png").replace("/", "__"): image}) / file
     path.write_bytes(path.read_bytes()[:length]) if length else path.unlink()
     with pytest.raises(DataError, match=message):
+        folder(root)
+
+
+def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its images are not left out. Tests may run as root, who may read every folder."""
+    root = save(tmp_path / "pets", a__1=grey(1), a__more__2=grey(2), b__1=grey(3))
+    scan = os.scandir
+
+    def refuse(path: Any) -> Any:
+        if Path(path).name == "more":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(DataError, match=r"pets/a/more: cannot be read \(Permission denied\)"):
         folder(root)
 
 

@@ -167,6 +167,7 @@ def test_broken_files_of_text_are_named(content: str, settings: Any, message: st
         (lambda: texts(["ab" * 99], "words"), "data.tokens: got 'words', expected characters or bytes"),
         (lambda: texts(["ab" * 99], lambda text: text), "the tokenizer gave str, expected a list"),
         (lambda: texts(["ab" * 99], lambda text: [-1] * 200), "the tokenizer gave -1 to -1"),
+        (lambda: texts(["ab" * 99], stride=-3), "data.window, data.stride: got 80 and -3, expected at least 1 and 0"),
     ],
 )
 def test_wrong_text_in_python_is_refused(make: Callable[[], Any], message: str) -> None:

@@ -17,10 +17,37 @@ from pfedlms.errors import ConfigError, MethodError
 from pfedlms.methods import METHODS
 from pfedlms.methods.contract import FieldMeans, Means, Method, Objective, PerClient, Task, Tracked, go_on_from
 from pfedlms.methods.ditto import Ditto
+from pfedlms.methods.fedavg import Average, FedAvg
 from pfedlms.methods.fedprox import FedProx, Proximal
 from pfedlms.methods.local import Local
 from pfedlms.settings import setting
 from pfedlms.wire import Floats, Message, Signs
+
+
+def test_an_exchange_that_several_methods_hold_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights and checks of one run are not those of the next one."""
+    weights: list[list[int]] = []
+    kept: list[Average] = []
+
+    class Weighed(Average):
+        def server_add(self, total: Any, ids: list[int], samples: list[int], values: Tensors) -> Any:
+            weights.append(list(samples))
+            return super().server_add(total, ids, samples, values)
+
+    class Cached(FedAvg):
+        name = "cached"
+
+        def __init__(self, task: Task, settings: Any) -> None:
+            super().__init__(task, settings)
+            kept[:] = kept or [Weighed(task, settings)]
+            self.exchanges = tuple(kept)
+
+    monkeypatch.setitem(METHODS, "cached", Cached)
+    for chosen in ("samples", "uniform", "samples"):
+        factories.federation("cached", weights=chosen).play_round()
+    first, uniform, last = weights
+    assert first == last != uniform == [1] * len(first)
+
 
 # --- methods that break the contract ----------------------------------------------------------------------------------
 

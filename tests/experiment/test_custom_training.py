@@ -46,7 +46,7 @@ def test_a_resumed_run_with_a_custom_loss_equals_an_uninterrupted_run(tmp_path: 
 def test_a_run_without_a_custom_loss_is_not_resumed_with_one(tmp_path: Path) -> None:
     pfedlms.run(CLASSES, network, out=tmp_path / "run", rounds=2, **QUICK)
     edit_config(tmp_path / "run", "rounds = 2", "rounds = 3")
-    with pytest.raises(RunDirectoryError, match="was trained with another loss than given now"):
+    with pytest.raises(UsageError, match="this run has no loss of its own; leave loss out"):
         pfedlms.resume(tmp_path / "run", CLASSES, network, loss=nn.CrossEntropyLoss(reduction="none"))
 
 

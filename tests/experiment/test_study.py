@@ -173,6 +173,16 @@ def test_a_grid_trains_every_method_with_every_value_and_seed() -> None:
         pfedlms.study(**SMALL)
 
 
+def test_a_study_of_a_setting_that_no_method_has_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^method\.thresholds: unknown setting of local, fedavg; leave it out$"):
+        pfedlms.study(grid={"method": ["local", "fedavg"], "method.thresholds": [1, 2]}, **SMALL)
+
+
+def test_seeds_may_be_any_iterable() -> None:
+    study = pfedlms.study(grid={"method": ["local", "fedavg"]}, seeds=(seed for seed in (4, 2)), **SMALL)
+    assert [run.config.run.seed for run in study.runs] == [4, 2, 4, 2]
+
+
 def test_cells_are_added_to_a_study_and_resumed_by_their_settings(tmp_path: Path) -> None:
     cells = {"narrow": {"method": "fedavg", "hidden": 4}, "alone": {"method": "local", "train": {"momentum": 0.5}}}
     options: dict[str, Any] = {key: value for key, value in SMALL.items() if key != "hidden"}

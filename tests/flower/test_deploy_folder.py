@@ -233,6 +233,8 @@ def test_registration_pins_places(folder: Path, pretended_flower: Callable[[int]
     subprocess.run(["./keys.sh", "0"], cwd=folder, check=True)
     assert register(2**64 - 5) == 0
     assert FlowerSection(nodes=str(file)).pinned_nodes(3) == {0: 2**64 - 5}
+    with pytest.raises(ConfigError, match=r"flower\.nodes: got '7,8', expected the path of places\.json"):
+        FlowerSection(nodes="7,8").pinned_nodes(3)  # ids, as in earlier versions; as a file it would pin nobody
     assert file.stat().st_mode & 0o077 == 0
     (folder / "gate").mkdir()
     (folder / "gate" / "nginx.pid").write_text("7")

@@ -64,7 +64,8 @@ def methods(options: argparse.Namespace) -> int:
     declared = {field.name: field for field in fields(getattr(method, "Settings", Method.Settings))}
     settings = {}
     for text in options.set:
-        key, _, value = text.removeprefix("method.").partition("=")
+        place, _, value = text.partition("=")
+        key = place.rpartition(".")[2].strip()
         settings[key] = parse(declared[key], value) if key in declared else value
     report = check_method(method, **settings)
     print(report)

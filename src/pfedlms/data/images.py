@@ -146,7 +146,8 @@ def _files_by_class(path: Path) -> dict[str, list[Path]]:
 
 
 def _subfolders(path: Path) -> list[str]:
-    return sorted(each.name for each in path.iterdir() if each.is_dir() and not each.name.startswith("."))
+    _, names, _ = next(os.walk(path, onerror=_refuse))
+    return sorted(name for name in names if not name.startswith("."))
 
 
 def _image_files(folder: Path) -> list[Path]:
@@ -154,8 +155,14 @@ def _image_files(folder: Path) -> list[Path]:
     with explain_missing_package("images"):
         from PIL.Image import registered_extensions
     endings = registered_extensions()
-    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in endings and file.is_file())
+    # Unlike a glob, os.walk reports folders that cannot be read.
+    every = sorted(Path(root, name) for root, _, names in os.walk(folder, onerror=_refuse) for name in names)
+    files = [file for file in every if file.suffix.lower() in endings and file.is_file()]
     return [file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts)]
+
+
+def _refuse(error: OSError) -> None:
+    raise DataError(f"{error.filename}: cannot be read ({error.strerror}); allow it, or remove it") from error
 
 
 # --- normalisation ---

@@ -161,6 +161,8 @@ def as_array(value: Any, name: str) -> NDArray[Any]:
     try:
         if isinstance(value, Sequence) and not isinstance(value, str | bytes):
             value = list(value)
+            if any(isinstance(each, np.ma.MaskedArray) for each in value):
+                raise DataError(f"{name}: {IS_MASKED}")
             if value and isinstance(value[0], torch.Tensor):
                 value = torch.stack(value)
             elif value and callable(getattr(value[0], "getbands", None)):
@@ -267,7 +269,7 @@ def label_column(value: Any, name: str, what: str = "label") -> NDArray[Any]:
             f"{missing[0]} (from 0); fill in what is missing, or leave those samples out"
         )
     if y.dtype.kind == "f":
-        if broken := [label for label in values if not label.is_integer()]:
+        if broken := [label for label in values if not (label.is_integer() and abs(label) < 2**53)]:
             raise DataError(
                 f"{name}: got {what}s such as {broken[0]}, expected class numbers or names; numbers to be predicted as "
                 "they are need a loss, which is given in Python: pfedlms.run((x, y), model, loss=…)"

@@ -51,6 +51,8 @@ def cut_windows(texts: Mapping[str, str], how: Windows, where: object = "data", 
     error messages begin with `where`."""
     if how.kind not in (*KINDS, "custom"):
         raise DataError(f"data.tokens: got {how.tokens!r}, expected {' or '.join(KINDS)}, or a tokenizer in Python")
+    if how.length < 1 or how.stride < 0:
+        raise DataError(f"data.window, data.stride: got {how.length} and {how.stride}, expected at least 1 and 0")
     encode, vocabulary = _encoder(texts, how, names)
     encoded = {client: encode(text) for client, text in texts.items()}
     tokens = {client: row for client, row in encoded.items() if len(row) >= how.min_tokens}

@@ -86,6 +86,8 @@ class Coordinator:
         with execution_settings(self.config), one_thread_per_operator():
             inbox = self._server.inbox(state, self._server.outbox(state))
         self._nodes.carry(inbox.requests, inbox)
+        for client in {client for request in inbox.requests for client in request.clients} - inbox.failed.keys():
+            self._warned.pop((client, "left_out"), None)  # it is back: the next failure is news
         self._warn(inbox.events)
         with execution_settings(self.config), one_thread_per_operator():
             after = self._server.step(state, inbox)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -37,6 +38,7 @@ def guard_method(method: Method, weights: str = "samples") -> Method:
     """The method, changed so that its functions and exchanges check what they return; `weights` is `train.weights`."""
     for name, check in {**_CHECKS, "global_model": _once(_check_shared)}.items():
         _guard(method, method, name, check)
+    method.exchanges = tuple(map(copy, method.exchanges))  # a class or a module may hold one for several methods
     for index, exchange in enumerate(method.exchanges):
         for name, kind in (("up", 2 * index), ("down", 2 * index + 1)):
             message = getattr(exchange, name, None)

@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 
 _PLAIN = str | int | float | complex | bytes | None
 _CONSTANTS = (str, int, float, complex, bytes, tuple, frozenset, torch.Tensor, np.ndarray)
-_OTHER_PACKAGES = ("pfedlms", "torch", "numpy", *sys.stdlib_module_names)
+_OTHER_PACKAGES = ("pfedlms", "torch", "numpy", *(sys.stdlib_module_names - {"abc"}))  # `type` makes classes of abc
 
 
 def digest(part: Any, weights: bool = True) -> str:
@@ -54,7 +54,7 @@ def is_own(part: Any) -> bool:
 
 def _hash(values: Any) -> str:
     if isinstance(values, torch.Tensor):
-        values = values.detach().cpu().reshape(-1).view(torch.uint8).numpy()  # NumPy has no bfloat16
+        values = values.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy()  # NumPy has no bfloat16
     return hashlib.sha256(values.tobytes()).hexdigest()
 
 

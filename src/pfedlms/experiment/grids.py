@@ -42,7 +42,11 @@ def grid_rows(grid: Mapping[str, Any], method: str = "pfedlms") -> tuple[dict[st
     own_settings = variants(grid.get("method", grid.get("methods", [method])))
     values = {key: values for key, values in grid.items() if key not in ("method", "methods")}
     lists = {key: list(each) if isinstance(each, LIST_TYPES) else [each] for key, each in values.items()}
-    axes = split_axes(from_keywords(methods_of(own_settings), lists))[1]
+    methods = methods_of(own_settings)
+    axes = split_axes(from_keywords(methods, lists))[1]
+    known = [".".join(place) for place in setting_fields(methods)]
+    if unknown := [place for place in axes if place not in known]:
+        raise ConfigError([f"{place}: unknown setting of {', '.join(methods)}; leave it out" for place in unknown])
     rows = {}
     for name, own in own_settings.items():
         foreign = setting_fields(METHODS).keys() - setting_fields(methods_of({name: own})).keys()
@@ -81,13 +85,13 @@ def plan_study(
     names = methods_of(rows)
     common = merge(_assign_method_section(read_toml(file), names), overrides)
     problems = _ambiguities(common, names)
+    seeds = seeds if isinstance(seeds, int | np.integer) else list(dict.fromkeys(seeds))
     runs: list[Run] = []
     for label, own in rows.items():
         tables = merge(tables_for_method(common, own["method"]["name"], names), own)
         try:
             first = load_config(None, tables).run.seed
-            numbers = range(first, first + seeds) if isinstance(seeds, int | np.integer) else dict.fromkeys(seeds)
-            for seed in numbers:
+            for seed in seeds if isinstance(seeds, list) else range(first, first + seeds):
                 config = load_config(None, merge(tables, {"run": {"seed": seed}}))
                 runs.append(Run(config, None, problem, label))
         except ConfigError as error:

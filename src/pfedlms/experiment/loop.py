@@ -297,8 +297,9 @@ def run_rounds(
         return summary, received_signal()
 
 
-def _train_rounds(run: ActiveRun, call: Callbacks, received_signal: Callable[[], int], always: bool) -> bool:
-    """Train all remaining rounds, `always` with a checkpoint after each; returns whether a signal interrupted them."""
+def _train_rounds(run: ActiveRun, call: Callbacks, received_signal: Callable[[], int], at_once: bool) -> bool:
+    """Train all remaining rounds, `at_once` with a checkpoint after each step; returns whether a signal interrupted
+    them."""
     last = run.config.train.rounds
     interrupted = False
     run.start()
@@ -313,7 +314,7 @@ def _train_rounds(run: ActiveRun, call: Callbacks, received_signal: Callable[[],
         if interrupted:
             run.stop()
         call("on_step", run)
-        if always or run.is_checkpoint_due:
+        if at_once or run.is_checkpoint_due:
             run.checkpoint()
     return interrupted
 
@@ -416,11 +417,12 @@ def load_into(
 
 def other_parts(facts: Mapping[str, Any], digests: Mapping[str, str]) -> str:
     """A sentence if a run, of which a summary or checkpoint has `facts`, had another model, loss, metric or method than
-    those with these digests, or none; else "". Runs of earlier versions have no digests, and other versions of Python
-    give other ones."""
+    those with these digests, or none, or if that cannot be known, because an earlier version began it; else "". Other
+    versions of Python give other digests."""
     stored, python = facts.get("digests"), facts.get("environment", {}).get("python", "")
     if stored is None:
-        return ""
+        has_parts = facts.get("problem_digests") or digests
+        return "was begun by an earlier version, with parts that cannot be compared" if has_parts else ""
     is_same_python = python.split(".")[:2] == list(platform.python_version_tuple()[:2])
     names = [name for name in digests if name not in stored or (is_same_python and stored[name] != digests[name])]
     names = ["code of its method" if name == "method" else name for name in names]

@@ -98,6 +98,11 @@ class Problem:
         """Refuse 'custom' for data, model, loss or metric (default: any) where none is given in Python. `directory` is
         that of a run or study to be resumed."""
         tables = config.tables()
+        for name in ("model", "loss", "metric") if directory else ():
+            section, key = _SETTING_OF[name]
+            part = getattr(self, name)
+            if part is not None and not isinstance(part, str) and tables[section][key] != CUSTOM:
+                raise UsageError(f"{directory}: this run has no {name} of its own; leave {name} out")
         for name in given_in_python(tables):
             if name not in (names or _SETTING_OF) or getattr(self, name) is not None:
                 continue

@@ -72,6 +72,8 @@ def ineffective_settings(config: Config) -> Iterator[str]:
     yield from _unused(config, "data.dataset", path_kind(config.data.dataset) or config.data.dataset)
     if "train.optimizer" in given and train.optimizer == "adamw" and "train.learning_rate" not in given:
         yield f"train.learning_rate: {train.learning_rate:g} is what sgd takes; adamw wants 0.001 or so"
+    if train.warmup > train.rounds > 0:
+        yield f"train.warmup: {train.warmup} of {train.rounds} rounds, so η stays below train.learning_rate"
     if given & {f"train.{key}" for key in ("schedule", "floor", "decay", "decay_every")}:
         last = train.rates.factor(train.rounds)
         if last < NEGLIGIBLE_STEP:

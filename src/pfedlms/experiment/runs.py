@@ -16,13 +16,13 @@ import torch
 from torch import nn
 
 from pfedlms.engine import Federation, Traffic, processes
-from pfedlms.errors import RunDirectoryError, UsageError
+from pfedlms.errors import RunDirectoryError, StorageError, UsageError
 from pfedlms.experiment.callbacks import callbacks_with_progress
 from pfedlms.experiment.config import Config, Tables, load_config, merge
 from pfedlms.experiment.exporting import NO_BEST, RunModels, StateDict, client_number, load_models, write_models
 from pfedlms.experiment.loop import ActiveRun, raise_if_stopped, run_rounds
 from pfedlms.experiment.prepare import NAMED_PROBLEM, execution_settings, prepare, with_normalisation
-from pfedlms.experiment.problem import Problem
+from pfedlms.experiment.problem import Problem, resume_instruction
 from pfedlms.experiment.store import RESTART_SERVER, RunDirectory
 from pfedlms.experiment.summary import one_line_summary, summarise
 from pfedlms.report.figures import accuracy_curves
@@ -205,8 +205,13 @@ class Run:
             self.problem.check_given(self.config, directory=stored.path)
         if processes.rank():
             return self._train_as_follower(self.config.with_run(**overrides), None if new else stored)
-        with stored or nullcontext():
-            return self._train_as_leader(stored, callbacks, new, profile, overrides)
+        try:
+            with stored or nullcontext():
+                return self._train_as_leader(stored, callbacks, new, profile, overrides)
+        except StorageError as error:
+            if self.has_started:
+                error.resume_with(f"`{resume_instruction(self.directory, self.settings)}`")
+            raise
 
     def _train_as_leader(
         self, stored: RunDirectory | None, callbacks: Sequence[Any], new: bool, profile: bool, overrides: dict[str, Any]

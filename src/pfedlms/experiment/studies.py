@@ -202,7 +202,8 @@ class Study:
                 data, seed = replace(run.config.data, dataset=dataset or run.config.data.dataset), run.config.run.seed
                 if (data, seed) not in fingerprints:
                     client_data = load_client_data(replace(run.config.quiet(), data=data), problem)
-                    as_floats = replace(client_data, x=client_data.x.float())  # as most models take whole numbers
+                    # Of whole numbers a model that calculates takes floats, and their fingerprint is stored.
+                    as_floats = replace(client_data, x=client_data.x.float())
                     fingerprints[data, seed] = {client_data.fingerprint(), as_floats.fingerprint()}
                 if run.summary["data_fingerprint"] not in fingerprints[data, seed]:
                     other = "was trained on other data than given now"

@@ -212,7 +212,7 @@ def describe_differences(server: Mapping[str, str], answer: bytes) -> str:
     """In which values a node's answer to a check differs from the server; empty: in none."""
     try:
         node = dict(json.loads(answer[:_LONGEST_CHECK]))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return "got no answer that can be read"
     differing = [name for name, value in server.items() if node.get(name) != value]
     return ", ".join(f"{name}: got {printable(str(node.get(name)), 80)}, expected {server[name]}" for name in differing)

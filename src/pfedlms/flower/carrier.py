@@ -1,4 +1,4 @@
-"""Delivers requests to nodes that go offline and come back, perhaps under another id, and collects their replies."""
+"""Delivers requests to nodes that go offline and come back, and collects their replies."""
 
 from __future__ import annotations
 

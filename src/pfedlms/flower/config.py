@@ -31,6 +31,8 @@ class FlowerSection:
 
     def pinned_nodes(self, clients: int) -> dict[int, int]:
         """Node ids by place, from the file `nodes`. A place may be left free."""
+        if self.nodes and "/" not in self.nodes:  # a name that is no file would leave all places to whoever claims them
+            raise ConfigError([f"flower.nodes: got {self.nodes!r}, expected the path of places.json, or nothing"])
         places = read_places(Path(self.nodes)) if self.nodes else {}
         return {place: entry["node"] for place, entry in places.items() if place < clients}
 

@@ -108,7 +108,7 @@ def revoke(folder: Path, *named: str) -> None:
             (folder / "keys" / "old").mkdir(mode=0o700, exist_ok=True)
             public.rename(folder / "keys" / "old" / f"{public.name}.revoked-{os.getpid()}")
         print(f"place {place} is free; a new key in keys/node-{place}.pub gets it by ./register.sh")
-    _reload(folder)
+        _reload(folder)
 
 
 def write_places(folder: Path, places: Mapping[int, Mapping[str, Any]]) -> None:

@@ -41,12 +41,15 @@ _ALL: tuple[type[Method], ...] = (
     OBCSAA, OBDA, DeComFL, Ditto, FedPer, FedRep, FedProto, Finetune, Local,
 )  # fmt: skip
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
+_SECTIONS = "data|method|model|run|train"
 
 
 def check_name(name: str) -> None:
-    """Refuse the name of a method that would be read as several methods, or as a path."""
-    if not re.fullmatch(r"[A-Za-z][\w.-]*", name):
-        raise ValueError(f"method: got the name {name!r}, expected letters, digits, '_', '-' and '.'")
+    """Refuse the name of a method that would be read as a section of settings, as several methods, or as a path."""
+    if not re.fullmatch(rf"(?!({_SECTIONS})$)[A-Za-z][\w.-]*", name):
+        raise ValueError(
+            f"method: got the name {name!r}, expected letters, digits, '_', '-' and '.', and none of {_SECTIONS}"
+        )
 
 
 def register(method: type[Method]) -> type[Method]:

@@ -224,7 +224,8 @@ class Sketch:
                 f"{name} {each.dtype} {list(each.shape)}" for name, each in zip(arguments, rows, strict=True)
             )
             raise ValueError(f"split: got {got}, expected the same type and shape of all three")
-        sketched, unsent = _implementation(rows[0]).split(self, *rows)
+        differentiated = next((each for each in rows if each.requires_grad), rows[0])
+        sketched, unsent = _implementation(differentiated).split(self, *rows)
         return like_input(params, sketched), like_input(params, unsent)
 
     def signs_and_rms(self, sketched: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pfedlms.backend import run_kernel
+from pfedlms.checks import as_array
 from pfedlms.errors import DecodeError, OversizedError, TruncatedError
 
 Array = NDArray[Any]
@@ -69,7 +70,8 @@ class Field(ABC):
     def check_value(self, values: Values, *senders: int) -> Array:
         """This field's value, or those of `senders` senders, as a contiguous array of the right type; raise ValueError
         if the shape is wrong, or if whole numbers or truth values of another type would become others."""
-        given = np.asarray(values[self.name])
+        given = values[self.name]
+        given = as_array(f"field {self.name!r}", given) if isinstance(given, np.ndarray) else np.asarray(given)
         with np.errstate(invalid="ignore"):  # of NaN as a whole number, which is refused
             value: Array = np.ascontiguousarray(given, dtype=self.dtype)
         # Floats are rounded; other numbers must stay the same.
