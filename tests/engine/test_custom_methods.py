@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import factories
 from factories import seeded
 from pfedlms.cohort import Cohort
-from pfedlms.methods import METHODS
+from pfedlms.methods import METHODS, register
 from pfedlms.methods.contract import Method, Objective, PerClient
 from pfedlms.methods.local import Local
 from plain_loops import CLIENTS, Loop, network, played
@@ -103,3 +103,10 @@ def test_a_loss_on_features_uses_the_tensors_of_each_client(module: Any, monkeyp
     monkeypatch.setitem(METHODS, Centred.name, Centred)
     alone, together = (played(Centred.name, 1, module=module(), cohort_size=size)["params"] for size in (1, 0))
     assert torch.equal(alone, together)
+
+
+@pytest.mark.parametrize("name", ["train", "data", "a:b", "a,b", "a/b", "fedavg"])
+def test_a_name_that_is_read_as_something_else_is_not_registered(name: str) -> None:
+    """A section of settings of that name would be taken for the method's own."""
+    with pytest.raises(ValueError, match=f"got the name '{name}', expected|the name '{name}' is taken by FedAvg"):
+        register(type("Named", (Local,), {"name": name}))

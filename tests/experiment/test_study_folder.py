@@ -211,7 +211,8 @@ def test_functions_and_modules_have_digests_of_their_code_and_values() -> None:
     different = [
         lambda o, t: (o - t) ** 2, lambda o, t: 5 * (o - t) ** 2, scaled(1.0), scaled(2.0), Scaled(1.0), Scaled(2.0),
         Scaled(1.0).__call__, partial(half_accuracy), half_accuracy, wraps(half_accuracy)(scaled(1.0)), torch.sub,
-        weighted(torch.ones(3)), weighted(torch.zeros(3)), nn.CrossEntropyLoss(reduction="none"), smooth,
+        weighted(torch.ones(3)), weighted(torch.arange(6.0).reshape(3, 2)[:, 0]),
+        nn.CrossEntropyLoss(reduction="none"), smooth,
         Activation(torch.relu), Activation(torch.tanh), nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2).bfloat16(),
         ("a", torch.sub), ("b", torch.sub), holding_itself(), before_it_is_assigned,
     ]  # fmt: skip
