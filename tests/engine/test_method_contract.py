@@ -233,6 +233,11 @@ def with_kinds(*kinds: int) -> type[Method]:
     return with_exchange(type("Numbered", (Averaged,), {"kinds": kinds}))
 
 
+class Forgetful(Averaged):
+    def server_add(self, total: Any, ids: list[int], samples: list[int], values: Tensors) -> Any:
+        super().server_add(total, ids, samples, values)
+
+
 class Changes(Averaged):
     """↑ θ_k − w      ↓ Σ p_k (θ_k − w), by which clients and server move w"""
 
@@ -318,6 +323,11 @@ REFUSED = {
     ),
     "kinds 0 and 0": (with_kinds(0, 0), r"Numbered\.down: got kind 0, expected Message\(1, "),
     "value that no answer has": (MissingAnswer, r"objective: raised KeyError: 'nothing'"),
+    "total not returned": (with_exchange(Forgetful), r"Forgetful\.server_add: got a NoneType, expected the total"),
+    "gradient of other rows": (
+        with_objective(gradient_of=lambda p: p + torch.zeros(2, p.shape[1])),
+        r"Wrong\.gradient: raised The size of tensor a .*PerClient",
+    ),
     "tracks copied": (Copied, r'Changes\.client_receive: uses .*state\["model"\].*leave `tracks` true'),
     "sends before the answer": (SendsBeforeTheAnswer, r'Stepped\.client_send: uses .*state\["model"\]'),
     **{name: (averaging(call, change), f"{call}: .*{text}") for name, (call, change, text) in WRONG_RESULT.items()},
@@ -485,6 +495,13 @@ def sends_nan(cohort: Cohort, values: Tensors) -> Any:
     """Client 0 sends NaN."""
     wrong = torch.tensor([client == 0 for client in cohort.ids])
     return cohort, {"model": values["model"].masked_fill(wrong.unsqueeze(1), torch.nan)}
+
+
+def test_a_run_of_a_misspelt_method_is_refused() -> None:
+    with pytest.raises(
+        MethodError, match=r"^method misspelt: `Misspelt\.after_train` is never read .*`after_training`"
+    ):
+        federation(Misspelt)
 
 
 FAILING = {

@@ -11,7 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import replace
+from difflib import get_close_matches
+from functools import cache
 from itertools import count
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -24,6 +27,7 @@ from pfedlms.errors import MethodError, PfedlmsError
 from pfedlms.methods.contract import Exchange, Method, Objective, PerClient, Tracked
 from pfedlms.wire.fields import Message
 
+_NEARLY = 0.85  # how alike names are of which one is taken for a misspelling of the other
 _COMPARED_ROUNDS = 3  # the first rounds, in which every client's tracked model is compared with the server's
 
 _HOST = torch.device("cpu")
@@ -36,6 +40,10 @@ the result."""
 
 def guard_method(method: Method, weights: str = "samples") -> Method:
     """The method, changed so that its functions and exchanges check what they return; `weights` is `train.weights`."""
+    with name_method_in_errors(method):
+        refuse_misspelt(type(method), Method, Tracked)
+        for exchange in method.exchanges:
+            refuse_misspelt(type(exchange), Exchange)
     for name, check in {**_CHECKS, "global_model": _once(_check_shared)}.items():
         _guard(method, method, name, check)
     method.exchanges = tuple(map(copy, method.exchanges))  # a class or a module may hold one for several methods
@@ -52,7 +60,7 @@ def guard_method(method: Method, weights: str = "samples") -> Method:
         _guard(method, exchange, "client_send", checks.check_send)
         _guard(method, exchange, "in_step", unchanged=0)
         _guard(method, exchange, "server_open")
-        _guard(method, exchange, "server_add", unchanged=0)
+        _guard(method, exchange, "server_add", _check_total, unchanged=0)
         _guard(method, exchange, "server_reply", checks.check_reply)
         _guard(method, exchange, "client_receive", checks.check_receive, unchanged=2)
     return method
@@ -80,6 +88,18 @@ def _count_clients_alike(exchange: Exchange[Any]) -> None:
     object.__setattr__(
         exchange, "server_add", lambda total, ids, samples, values: add(total, ids, [1] * len(ids), values)
     )
+
+
+@cache
+def refuse_misspelt(kind: type, *bases: type) -> None:
+    """Refuse a name in a class outside this package that its functions do not use and that is nearly one of the
+    contract's, which `bases` declare: it would never be called."""
+    known = {name for base in bases for name in (*dir(base), *base.__annotations__)} - set(dir(object))
+    own = [part for each in kind.__mro__ if not each.__module__.startswith("pfedlms.") for part in vars(each).items()]
+    used = {name for _, value in own if isinstance(value, FunctionType) for name in value.__code__.co_names}
+    for name in (name for name, _ in own if not name.startswith("_") and name not in known | used):
+        if near := get_close_matches(name, known, 1, _NEARLY):
+            raise MethodError(f"`{kind.__name__}.{name}` is never read (did you mean `{near[0]}`?); rename it")
 
 
 @contextmanager
@@ -177,10 +197,12 @@ class _ExchangeChecks:
         client = cohort.rows(slice(0, 1))
         lost, without = _without_dropped(client, self._method.client_rest(client))
         if lost and not _same_results(call, client, without):
+            steps = "If messages are about the steps that a client has just taken, set about_last_steps = True. "
             raise MethodError(
-                f"uses {' or '.join(lost)}, which clients do not keep while they are absent (see client_rest). If "
-                "answers are changes of a model that all clients hold, derive the method from Tracked and leave "
-                "`tracks` true; else take the model from the answer (go_on_from, cohort.with_model)"
+                f"uses {' or '.join(lost)}, which clients do not keep while they are absent (see client_rest). "
+                f"{steps * (what == 'send')}If answers are changes of a model that all clients hold, derive the method "
+                "from Tracked and leave `tracks` true; else take the model from the answer (go_on_from, "
+                "cohort.with_model)"
             )
 
 
@@ -241,6 +263,11 @@ def check_same_clients(before: Cohort, after: Cohort) -> None:
     for name in ("params", "momentum"):
         _expect_like(name, getattr(after, name), getattr(before, name))
     _check_rows("scratch", after.scratch, after)
+
+
+def _check_total(call: Callable[..., Any], given: tuple[Any, ...], total: Any) -> None:
+    if total is None and given[0] is not None:
+        raise MethodError("got a NoneType, expected the total with these messages; return it")
 
 
 def _check_start(call: Callable[..., Any], given: tuple[Any, ...], cohort: Cohort) -> None:
@@ -304,6 +331,7 @@ def check_objective(objective: Objective, cohort: Cohort, remake: Callable[[Coho
     if not isinstance(objective, Objective):
         raise MethodError(f"got {_describe(objective)}, expected an Objective")
     kind, parts = type(objective), ("gradient", "loss", "after_step")
+    refuse_misspelt(kind, Objective)  # type: ignore[arg-type]  # a class can be hashed, whatever its objects can
     defined = [name for name in parts if getattr(kind, name) is not getattr(Objective, name)]
     if kind is not Objective and not defined:
         raise MethodError(f"{kind.__name__} changes nothing; define {', '.join(parts[:-1])} or {parts[-1]}")
@@ -327,8 +355,12 @@ def check_objective(objective: Objective, cohort: Cohort, remake: Callable[[Coho
 
 def objective_gradient(objective: Objective, params: Tensor) -> Tensor | None:
     """`objective.gradient(params)`, checked, and contiguous, as kernels read it."""
-    with _left_unchanged({"params": params}, where=f"{type(objective).__name__}.gradient: "):
-        gradient = objective.gradient(params)
+    where = f"{type(objective).__name__}.gradient: "
+    try:
+        with _left_unchanged({"params": params}, where=where):
+            gradient = objective.gradient(params)
+    except RuntimeError as error:  # of torch; some rows of the cohort may come at a time
+        raise MethodError(f"{where}raised {error}; what has a row for each client is PerClient(tensor)") from error
     if gradient is None:
         return None
     _expect_like(f"{type(objective).__name__}.gradient", gradient, params)

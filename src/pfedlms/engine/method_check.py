@@ -10,9 +10,7 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, Field, dataclass, field, fields
-from difflib import get_close_matches
 from functools import cache, partial
-from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -22,18 +20,18 @@ from torch import Tensor, nn
 from pfedlms import rng
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.data import FederatedData, Partitioning, from_pool, load_dataset
+from pfedlms.engine import guard
 from pfedlms.engine.federation import Federation
 from pfedlms.engine.transport import Event
 from pfedlms.errors import ConfigError, DivergedError, MethodError, UsageError, reason
 from pfedlms.methods import check_name
-from pfedlms.methods.contract import Exchange, Method, Objective, Tracked
+from pfedlms.methods.contract import Exchange, Method, Tracked
 from pfedlms.models import CohortModel, build
 from pfedlms.settings import find_problems
 from pfedlms.train_settings import TrainSettings
 from pfedlms.wire.frames import HEADER_BYTES
 
 CLIENTS, SEED, ROUNDS = 5, 3, 3
-_NEARLY = 0.85  # how alike names are of which one is taken for a misspelling of the other
 _CPU = torch.device("cpu")
 _TRAIN = {"local_steps": 3, "batch_size": 16, "learning_rate": 0.05, "momentum": 0.5, "weight_decay": 1e-4}
 
@@ -127,7 +125,7 @@ def _declaration(method: type[Method], settings: dict[str, Any]) -> str:
     for name in ("name", "paper", "personal"):
         if not hasattr(method, name):
             raise CheckFailed(f"the class has no `{name}`; see the table of class attributes in docs/methods.md")
-    _refuse_misspelt(method, Method, Tracked)
+    guard.refuse_misspelt(method, Method, Tracked)
     check_name(method.name)
     chosen = method.Settings
     for each in fields(chosen):
@@ -137,17 +135,6 @@ def _declaration(method: type[Method], settings: dict[str, Any]) -> str:
     if wrong := find_problems("method", chosen, defaults):
         raise CheckFailed(f"a default is outside its own limits: {wrong[0]}")
     return "name, paper, personal and settings are declared"
-
-
-def _refuse_misspelt(kind: type, *bases: type) -> None:
-    """Refuse a name in a class outside this package that its functions do not use and that is nearly one of the
-    contract's, which `bases` declare."""
-    known = {name for base in bases for name in (*dir(base), *base.__annotations__)} - set(dir(object))
-    own = [part for each in kind.__mro__ if not each.__module__.startswith("pfedlms.") for part in vars(each).items()]
-    used = {name for _, value in own if isinstance(value, FunctionType) for name in value.__code__.co_names}
-    for name in (name for name, _ in own if not name.startswith("_") and name not in known | used):
-        if near := get_close_matches(name, known, 1, _NEARLY):
-            raise CheckFailed(f"`{kind.__name__}.{name}` is never read (did you mean `{near[0]}`?); rename it")
 
 
 # --- the battery ------------------------------------------------------------------------------------------------------
@@ -183,7 +170,6 @@ class Recorder:
     """Entries of `state` that some answer changed."""
     hears: bool = False
     """Whether an answer left something in `heard`, which may change `state` later."""
-    objectives: set[type] = field(default_factory=set)
 
     def link(self, data: bytes, client: int) -> bytes:
         self.frames.append((client, data))
@@ -259,10 +245,6 @@ class _Battery:
         federation, recorder = self._federation()
         recorder.play(federation, ROUNDS - 1)
         report = federation.play_round(evaluate_global=True)
-        for kind in recorder.objectives:
-            _refuse_misspelt(kind, Objective)
-        for exchange in federation.method.exchanges:
-            _refuse_misspelt(exchange.__class__, Exchange)
         if not np.isfinite(report.loss):
             raise CheckFailed("the loss is not finite after three rounds; lower what the method moves models by")
         return f"{ROUNDS} rounds of {CLIENTS} clients; names, shapes, dtypes and devices are those of the contract"
@@ -366,14 +348,6 @@ def _recorded(method: type[Method], recorder: Recorder) -> type[Method]:
         method.__init__(self, task, settings)
         for exchange in self.exchanges:
             recorder.watch(exchange)
-        objective = self.objective
-
-        def objective_and_record(cohort: Cohort, round: int) -> Objective:
-            made = objective(cohort, round)
-            recorder.objectives.add(type(made))
-            return made
-
-        setattr(self, "objective", objective_and_record)  # noqa: B010 - a function, of this object alone
 
     return _derived(method, __init__)
 
