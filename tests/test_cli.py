@@ -87,6 +87,8 @@ def test_every_command_has_a_help_text(command: str, call: Any) -> None:
 WRONG_CALLS = {
     "mistyped command": (["rnu"], "invalid choice: 'rnu' (choose from"),
     "a folder as a file": (["run", "."], ".: cannot be read as a TOML file of settings"),
+    "option and --set": (["run", "--rounds", "1", "--set", "rounds=2"], "train.rounds: got '2' and '1'; give one"),
+    "--set twice": (["run", *OPTIONS, "--set", "seed=2", "--set", "seed=3"], "seed: got '2' and '3'; give one"),
     "two values": (["run", "--learning-rate", ".1", ".2"], ".2: cannot be read as a TOML file of settings"),
     "several values": (["run", "--learning-rate", ".1,.2"], "train.learning_rate: got [0.1, 0.2], expected a number"),
     "several methods": (["run", "--method", "fedavg,ditto"], "several are compared: pfedlms compare"),

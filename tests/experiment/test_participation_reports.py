@@ -172,6 +172,6 @@ def test_messages_name_everything_that_is_needed_to_resume(
     assert str(caught.value) == f"interrupted; resume with pfedlms.resume({expected})"
     assert main(["show", str(out)]) == 0
     command = f"pfedlms.resume({expected})" if call else f"pfedlms resume '{out}'"
-    assert capsys.readouterr().err == f"after 1 round; all of it is saved. Resume with: {command}\n"
+    assert capsys.readouterr().err == f"after 1 round; not finished. Resume with: {command}\n"
     with pytest.raises(RunDirectoryError, match=r"holds a run already; resume it by `pfedlms resume '.*my run'`"):
         pfedlms.run(*given, method="fedavg", out=out, **QUICK)

@@ -118,15 +118,18 @@ def test_no_worker_outlives_a_study_that_an_error_ends(
     assert not multiprocessing.active_children()
 
 
-def test_workers_of_a_study_that_is_killed_save_their_round_and_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGINT"])
+def test_workers_of_a_study_that_is_stopped_save_their_round_and_end(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pfedlms", "compare", "--methods", "local", "--seeds", "2", "--workers", "2"]
     settings = ["--rounds", "1000000", "--local-steps", "1", "--out", str(tmp_path / "s")]
     study = subprocess.Popen([*command, *settings], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     folders = [tmp_path / "s" / f"local-seed{seed}" for seed in (0, 1)]
     wait_until(lambda: all((folder / "metrics.jsonl").exists() for folder in folders))
-    study.kill()
+    study.send_signal(signal.Signals[name])
     study.wait()
     wait_until(lambda: all((folder / "summary.json").exists() for folder in folders))
+    if name == "SIGINT":  # the study itself ends in order, and its table has the runs of both workers
+        assert len((tmp_path / "s" / "results.csv").read_text().splitlines()) == 1 + 2
     assert [pfedlms.load(folder).summary["status"] for folder in folders] == ["interrupted", "interrupted"]
 
 

@@ -63,7 +63,7 @@ def show(options: argparse.Namespace) -> int:
     if rows and not options.json:
         print_table(table_from_records(rows))
     if result.interrupted:
-        say(how_to_resume(result))
+        say(how_to_resume(result, "not finished"))
     elif isinstance(result, Run) and result.summary["status"] != "finished":
         say(one_line_summary(result.summary))
     return 0
@@ -137,12 +137,15 @@ def _read(directory: Path, label: str, left_out: list[str]) -> list[Any]:
     """The run in `directory` as a list; empty, with the reason in `left_out`, if it has no evaluation to read."""
     from pfedlms.experiment.runs import load_run
 
+    if not directory.exists():
+        left_out.append(f"{directory}: this run has not begun")
+        return []
     try:
         run = load_run(directory, label=label)
         if run.summary and run.metrics:
             return [run]
         why = "no evaluation yet"
-    except (PfedlmsError, KeyError, TypeError) as error:  # not begun, of another version, or cut off
+    except (PfedlmsError, KeyError, TypeError) as error:  # of another version, or cut off
         why = str(error) if isinstance(error, PfedlmsError) else reason(error)
     left_out.append(f"{directory}: {why.removeprefix(f'{directory}: ')}")
     return []

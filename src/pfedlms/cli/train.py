@@ -148,7 +148,7 @@ def _report(options: argparse.Namespace, result: Any) -> int:
     print_results(options, result)
     broken = isinstance(result, Study) and result.broken
     if result.interrupted:
-        say(f"interrupted {how_to_resume(result)}")
+        say(f"interrupted {how_to_resume(result, 'all of it is saved')}")
     else:
         if isinstance(result, Study) and result.axes and (best := result.best()):
             say(f"best by {result.by}: {best['name']} ({score_text(best['score'], best['runs'][0])})")
@@ -158,20 +158,20 @@ def _report(options: argparse.Namespace, result: Any) -> int:
     return 128 + (result.stopped or signal.SIGINT) if result.interrupted else int(broken)
 
 
-def how_to_resume(result: Any) -> str:
-    """How far an interrupted run or study is, and how to resume it."""
+def how_to_resume(result: Any, state: str) -> str:
+    """How far an interrupted run or study is, its state in words, and how to resume it."""
     from pfedlms.experiment.api import Study
     from pfedlms.experiment.problem import resume_instruction
     from pfedlms.experiment.store import RESTART_SERVER, RunDirectory
 
     if isinstance(result, Study):
         finished = sum(run.summary["status"] == "finished" for run in result.runs)
-        so_far = f"with {count_text(finished, 'run')} finished"
+        so_far = f"with {finished} of {count_text(len(result.planned), 'run')} finished"
     else:
         so_far = f"after {count_text(result.summary['rounds'], 'round')}"
     on_nodes = RunDirectory(result.directory).on_nodes
     command = RESTART_SERVER if on_nodes else resume_instruction(result.directory, result.settings)
-    return f"{so_far}; all of it is saved. Resume with: {command}"
+    return f"{so_far}; {state}. Resume with: {command}"
 
 
 def reproduce(options: argparse.Namespace) -> int:

@@ -164,11 +164,12 @@ def from_keywords(methods: Sequence[str], settings: Mapping[str, Any]) -> Tables
     errors = []
     for name, value in settings.items():
         likely = [name] if "." in name else places.get(name, [])
+        own: Tables = {}
         if isinstance(value, Mapping):
-            tables = merge(tables, {name: value})
+            own = {name: dict(value)}
         elif len(likely) == 1:
             section, _, key = likely[0].partition(".")
-            tables = merge(tables, {section: {key: value}})
+            own = {section: {key: value}}
         elif likely:
             errors.append(f"{name}: may mean {' or '.join(likely)}; give the full name")
         else:
@@ -176,6 +177,11 @@ def from_keywords(methods: Sequence[str], settings: Mapping[str, Any]) -> Tables
             near = suggest(name, places)
             remedy = near if near.startswith("did") else "pfedlms settings lists them all, with their methods"
             errors.append(f"{name}: unknown setting{of}; {remedy}")
+        for section, values in own.items():
+            known = tables.get(section, {})
+            twice = [key for key in values if key in known and known[key] != values[key]]
+            errors += [f"{section}.{key}: got {known[key]!r} and {values[key]!r}; give one" for key in twice]
+        tables = merge(tables, own)
     if errors:
         raise ConfigError(errors)
     return tables
@@ -186,7 +192,11 @@ def from_texts(methods: Sequence[str], texts: Sequence[str]) -> Tables:
     parts = {text: text.partition("=") for text in texts}
     if errors := [text for text, (_, equals, _) in parts.items() if not equals]:
         raise ConfigError([f"got {text!r}, expected a setting and its value, as in train.rounds=50" for text in errors])
-    tables = from_keywords(methods, {key.strip(): value.strip() for key, _, value in parts.values()})
+    given: dict[str, str] = {}
+    for key, _, value in parts.values():
+        if (earlier := given.setdefault(key.strip(), value.strip())) != value.strip():
+            raise ConfigError([f"{key.strip()}: got {earlier!r} and {value.strip()!r}; give one"])
+    tables = from_keywords(methods, given)
     declared = setting_fields(methods)
     for section, values in tables.items():
         for key, value in values.items():

@@ -243,7 +243,8 @@ def trial_outputs(model: CohortModel, data: FederatedData, config: Config) -> to
         per = "token of the vocabulary" if data.tokens else f"class, 0 to {data.classes - 1}"
         expected = f"({', '.join(map(str, leading))}, at least {data.classes}): one number per {per}"
     if not is_fitting:
-        raise UsageError(f"model: got outputs of shape {got} for {count} samples, expected {expected}")
+        remedy = "; of the shipped models gru and transformer take text" if data.tokens else ""
+        raise UsageError(f"model: got outputs of shape {got} for {count} samples, expected {expected}{remedy}")
     if config.train.batch_size == 1:
         check_batch_of_one(model.module, sample)
     if config.model.name == CUSTOM:

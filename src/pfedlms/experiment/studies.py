@@ -237,9 +237,10 @@ class Study:
                 size = 4 * result.summary["clients"] * result.summary["parameters"] * len(self.planned)
                 result.release(keep_models=result.directory is None and size <= _MAX_MODEL_BYTES)
                 done[planned.index(run)] = result
-                study = replace(study, runs=[done[place] for place in sorted(done)], stopped=result.stopped)
+                stopped = study.stopped or result.stopped
+                study = replace(study, runs=[done[place] for place in sorted(done)], stopped=stopped)
                 study._write_results()
-                if result.stopped:
+                if study.stopped and workers == 1:  # several workers end their rounds, too
                     break
         except KeyboardInterrupt:  # between two runs, or Ctrl-C pressed twice
             study = replace(study, stopped=int(signal.SIGINT))
@@ -362,7 +363,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 def refuse_study(directory: Path, command: str) -> None:
     """Raise an error that names the runs, if the folder of a study is given where one of a run is expected."""
     if is_study(directory):
-        runs = list(read_manifest(directory)["runs"])
+        runs = [name for name in read_manifest(directory)["runs"] if (directory / name).is_dir()]
         shown = ", ".join(str(directory / name) for name in runs[:6]) + (", …" if len(runs) > 6 else "")
         raise UsageError(f"{directory}: holds {len(runs)} runs; {command} one of them: {shown}")
 

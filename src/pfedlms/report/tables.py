@@ -152,7 +152,7 @@ class Table:
             for column in sorted(filter(lambda c: c.optional, columns[::-1]), key=lambda c: -c.optional):
                 if _width(self._rich_table(columns)) > width:
                     columns = [other for other in columns if other is not column]
-                    left_out += [column.head.replace("\n", " ")] if column.optional == 1 else []
+                    left_out.append(column.head.replace("\n", " "))
         table = self._rich_table(columns)
         room = max(_width(table), _CAPTION_WIDTH)
         title, caption = ("\n".join(wrap(text, room)) for text in (self.title, self.caption(columns, left_out[::-1])))
