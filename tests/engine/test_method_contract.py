@@ -497,6 +497,14 @@ def sends_nan(cohort: Cohort, values: Tensors) -> Any:
     return cohort, {"model": values["model"].masked_fill(wrong.unsqueeze(1), torch.nan)}
 
 
+def test_a_gradient_without_memory_is_no_fault_of_the_method() -> None:
+    def fail(params: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("no memory")
+
+    with pytest.raises(torch.OutOfMemoryError, match=r"^no memory$"):
+        factories.played(federation(with_objective(gradient_of=fail)), 1)
+
+
 def test_a_run_of_a_misspelt_method_is_refused() -> None:
     with pytest.raises(
         MethodError, match=r"^method misspelt: `Misspelt\.after_train` is never read .*`after_training`"

@@ -355,15 +355,17 @@ def check_objective(objective: Objective, cohort: Cohort, remake: Callable[[Coho
 
 def objective_gradient(objective: Objective, params: Tensor) -> Tensor | None:
     """`objective.gradient(params)`, checked, and contiguous, as kernels read it."""
-    where = f"{type(objective).__name__}.gradient: "
+    where = f"{type(objective).__name__}.gradient"
     try:
-        with _left_unchanged({"params": params}, where=where):
+        with _left_unchanged({"params": params}, where=f"{where}: "):
             gradient = objective.gradient(params)
+    except torch.OutOfMemoryError:  # which marks would not help
+        raise
     except RuntimeError as error:  # of torch; some rows of the cohort may come at a time
-        raise MethodError(f"{where}raised {error}; what has a row for each client is PerClient(tensor)") from error
+        raise MethodError(f"{where}: raised {error}; what has a row for each client is PerClient(tensor)") from error
     if gradient is None:
         return None
-    _expect_like(f"{type(objective).__name__}.gradient", gradient, params)
+    _expect_like(where, gradient, params)
     return gradient.contiguous()
 
 
