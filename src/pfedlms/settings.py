@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import Field, field, fields
 from functools import partial
 from operator import ge, gt, le, lt
+from pathlib import Path
 from sys import float_info
 from typing import Any
 
@@ -98,7 +99,10 @@ def _expectation(declared: Field[Any], value: Any) -> str | None:
     if not (finite and all(fits(value, bound) for bound, fits, _ in bounds)):
         return expected
     if choices is not None and not any(_is_choice(str(value), choice) for choice in choices()):
-        return f"one of: {', '.join(choice for choice in choices() if choice != CUSTOM)}"  # users do not type that
+        expected = f"one of: {', '.join(choice for choice in choices() if choice != CUSTOM)}"  # users do not type that
+        kind = "folder" if Path(str(value)).is_dir() else "file"
+        is_path = f"{kind}:PATH" in choices() and Path(str(value)).exists()
+        return f"{expected}; did you mean {kind}:{value}?" if is_path else expected
     return None
 
 

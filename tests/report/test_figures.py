@@ -197,8 +197,8 @@ def test_a_figure_is_saved_in_every_format(tmp_path: Path) -> None:
     for suffix, start in begins.items():
         figure.save(tmp_path / f"f{suffix}")
         assert (tmp_path / f"f{suffix}").read_bytes().startswith(start)
-    figure.save(tmp_path / "f.svg")
-    root = ElementTree.parse(tmp_path / "f.svg").getroot()
+    figure.save(tmp_path / "new" / "f.svg")
+    root = ElementTree.parse(tmp_path / "new" / "f.svg").getroot()
     shown = [text for each in root.iter() if (text := (each.text or "").strip())]
     assert {"digits · 2 clients", "P-acc, %", "fedavg", "stc", "local (sends nothing)"} <= set(shown)
     colours = {each.get("stroke") for each in root.iter()}

@@ -81,7 +81,9 @@ def compare(options: argparse.Namespace) -> int:
 
 def sweep(options: argparse.Namespace) -> int:
     from pfedlms.experiment.config import method_in
+    from pfedlms.experiment.grids import refuse_single_values, split_axes
 
+    refuse_single_values(split_axes(overrides(options))[1])
     method = vars(options)["method.name"] or method_in(options.config)
     return _train_study(options, method, f"{method}-sweep", options.by)
 

@@ -105,7 +105,7 @@ def _find_column(path: Path, columns: Columns, chosen: str, names: Sequence[str]
     lowered = {name.lower(): name for name in columns}
     column = chosen or next((lowered[name] for name in names if name in lowered), "")
     if not column and setting == "label_column":
-        shown = ", ".join([*list(columns)[:10], *["…"] * (len(columns) > 10)])
+        shown = ", ".join([*list(columns)[:10], *["…"] * (len(columns) > 10)]) or "no columns"
         raise DataError(
             f"{path}: got {shown}, expected one called {' or '.join(names)}; name it with --set data.{setting}=COLUMN "
             f"({setting} in Python)"

@@ -10,7 +10,16 @@ from pfedlms.errors import ConfigError, UsageError
 from pfedlms.experiment.callbacks import callbacks_with_progress
 from pfedlms.experiment.config import Tables, from_keywords, load_config, merge, method_in
 from pfedlms.experiment.cost import bits_table, method_of
-from pfedlms.experiment.grids import EXPECTED, LIST_TYPES, cell_rows, grid_rows, methods_of, plan_study, variants
+from pfedlms.experiment.grids import (
+    EXPECTED,
+    LIST_TYPES,
+    cell_rows,
+    grid_rows,
+    methods_of,
+    plan_study,
+    refuse_single_values,
+    variants,
+)
 from pfedlms.experiment.loop import raise_if_stopped
 from pfedlms.experiment.prepare import prepare
 from pfedlms.experiment.problem import ModelLike, Problem
@@ -135,6 +144,7 @@ def sweep(data: Any = None, model: ModelLike = None, *, method: str | None = Non
     of values (`learning_rate=[0.03, 0.1], validation=0.1`)."""
     method = method or method_in(settings.get("config"))
     grid = {key: value for key, value in settings.items() if isinstance(value, LIST_TYPES) and key not in _LISTS}
+    refuse_single_values(grid)
     fixed = {key: value for key, value in settings.items() if key not in grid}
     return study(data, model, grid=grid, method=method, **fixed)
 

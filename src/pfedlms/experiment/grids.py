@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pfedlms.errors import ConfigError
+from pfedlms.errors import ConfigError, UsageError
 from pfedlms.experiment.config import (
     Tables,
     from_keywords,
@@ -69,6 +69,15 @@ def cell_rows(cells: Mapping[str, Mapping[str, Any]], method: str) -> dict[str, 
         own = own.get("name", method) if isinstance(own, Mapping) else own
         rows[row] = merge(from_keywords([own], settings), {"method": {"name": own}})
     return rows
+
+
+def refuse_single_values(axes: Mapping[str, Any]) -> None:
+    """Refuse a sweep in which no setting has several values: it would train one run without a word."""
+    if not axes:
+        raise UsageError(
+            "sweep: got one value of each setting, expected several of at least one: --learning-rate 0.03,0.1, or "
+            "learning_rate=[0.03, 0.1] in Python"
+        )
 
 
 def methods_of(rows: Mapping[str, Tables]) -> list[str]:

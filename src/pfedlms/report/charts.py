@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -102,9 +103,12 @@ def import_altair(what: str = "a figure") -> Any:
 
 
 def check_file(file: str | Path, option: str = "--plot") -> Path:
-    """Raise if the file of a figure cannot be drawn or written: before hours of training rather than after."""
+    """Make the folder of a figure. Raise if it cannot be drawn or written: before hours of training, not after."""
     import_altair(option)
     path = Path(file)
+    if path.suffix in _SUFFIXES:
+        with suppress(OSError):
+            path.resolve().parent.mkdir(parents=True, exist_ok=True)
     if path.suffix not in _SUFFIXES or not os.access(path.resolve().parent, os.W_OK):
         kinds = f"{', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}"
         raise UsageError(f"{option}: got {str(file)!r}, expected a {kinds} file in a folder that can be written")
