@@ -1,8 +1,9 @@
 """Frames in the memory of a GPU, for messages of plain floats; they have the bytes that `frames` gives them.
 
-A frame is a row of 32-bit words; word 9 is the checksum. The CRC-32 is a sum over GF(2): word i of W, as a polynomial,
-has the factor x^(32 (W − i)); the first word and the sum are complemented. So all words are multiplied and added at the
-same time. The module `checksum` explains the arithmetic.
+A frame is a row of 32-bit words; word 9 is the checksum. A CRC-32 is the remainder of a polynomial over GF(2), the bits
+of the message being its coefficients, by P of degree 32. So it is a sum over the words: word i of W has the factor
+x^(32 (W − i)) modulo P, and the first word and the sum are complemented. All words are multiplied and added at the same
+time. As in zlib, bit 31 of a word stands for the lowest power.
 """
 
 from __future__ import annotations
