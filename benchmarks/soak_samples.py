@@ -122,7 +122,7 @@ def look_at_states(fleet: Flotilla, seen: Seen) -> None:
     for client in range(PLACES):
         for file in (each for each in state_files(fleet, client) if each.suffix == ".pt"):
             if (kept := changed(file, seen)) is not None:
-                seen.tracked[kept["heard"]][client] = digest(kept["cohort"]["state"]["model"][0])
+                seen.tracked[kept["answers_known"]][client] = digest(kept["cohort"]["state"]["model"][0])
                 seen.carried_out[kept["trip"]].add(client)
                 if seen.phases[client][-1:] != [kept["phase"]]:
                     seen.phases[client].append(kept["phase"])

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -20,7 +21,7 @@ from pfedlms.data import DATASETS
 from pfedlms.experiment import plugins
 from pfedlms.methods import METHODS
 from pfedlms.models import MODELS
-from pfedlms.report.progress import LiveProgress
+from pfedlms.report.progress import LiveProgress, PlainProgress
 
 SMALL = {"data.clients": 4, "model.hidden": 12, "train.local_steps": 2, "train.batch_size": 8, "run.threads": 1}
 OPTIONS = [part for key, value in SMALL.items() for part in ("--set", f"{key}={value}")]
@@ -399,6 +400,24 @@ def test_live_progress_shows_round_accuracy_bytes_and_time() -> None:
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue())
     last = shown.splitlines()[-1]
     assert re.search(r"fedavg seed 0 .*3/3 P-acc +\d+\.\d\d %  G-acc +\d+\.\d\d % 0\.\d+ MiB 0:00:\d\d", last), last
+
+
+def test_progress_shows_runs_of_workers_when_they_end() -> None:
+    """Of these there is one call at the start and one at the end, in any order of the runs."""
+    line = {"round": 30, "p_acc": 50.0, "loss": 1.0, "bytes": {"up": 1 << 20}, "seconds": 2.0}
+    runs = [SimpleNamespace(name=name, round=0, metrics=[], config=pfedlms.load_config(None)) for name in ("a", "b")]
+    live, plain = (Console(file=io.StringIO(), width=140, force_terminal=terminal) for terminal in (True, False))
+    with LiveProgress(live) as progress:
+        for callback in (progress, PlainProgress(plain)):
+            for run in runs:
+                callback.on_start(run)
+            for run in runs:
+                run.metrics = [line]
+                callback.on_end(run, {})
+    last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", live.file.getvalue()).splitlines()[-2:]
+    assert [each.split()[0] for each in last if "30/100 P-acc" in each] == ["a", "b"]
+    shown = [each.split("  loss")[0] for each in plain.file.getvalue().splitlines()]
+    assert shown[2:] == ["a: round 30/100  P-acc 50.00 %", "b: round 30/100  P-acc 50.00 %"]
 
 
 def test_methods_check_takes_settings(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:

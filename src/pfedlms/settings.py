@@ -99,10 +99,10 @@ def _expectation(declared: Field[Any], value: Any) -> str | None:
     if not (finite and all(fits(value, bound) for bound, fits, _ in bounds)):
         return expected
     if choices is not None and not any(_is_choice(str(value), choice) for choice in choices()):
-        expected = f"one of: {', '.join(choice for choice in choices() if choice != CUSTOM)}"  # users do not type that
-        kind = "folder" if Path(str(value)).is_dir() else "file"
-        is_path = f"{kind}:PATH" in choices() and Path(str(value)).exists()
-        return f"{expected}; did you mean {kind}:{value}?" if is_path else expected
+        known = [choice for choice in choices() if choice != CUSTOM]  # users do not type that
+        prefix = "folder" if Path(str(value)).is_dir() else "file"
+        is_path = f"{prefix}:PATH" in known and Path(str(value)).exists()
+        return f"one of: {', '.join(known)}" + f"; did you mean {prefix}:{value}?" * is_path
     return None
 
 

@@ -7,11 +7,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from fleet import CLIENTS, Fleet, Route, check_same_run, check_states, make_config, serve_run, simulate_without
+from fleet import (
+    CLIENTS,
+    Fleet,
+    Route,
+    check_same_run,
+    check_states,
+    make_config,
+    serve_run,
+    simulate,
+    simulate_without,
+)
 
 from pfedlms.deploy.coordinator import serve_with_retries
-from pfedlms.deploy.envelope import Code, decode
+from pfedlms.deploy.envelope import Code, Kind, decode
 from pfedlms.errors import QuorumError
+from pfedlms.experiment.runs import load_run
+from pfedlms.report.runs import client_accuracies
 
 ABSENT = 2
 
@@ -113,6 +125,23 @@ def test_a_node_out_of_sync_is_left_out_and_sent_the_model(tmp_path: Path) -> No
         _, metrics = serve_run(config, fleet)
     assert metrics[-1]["astray"] == 1
     check_same_tracked_model(fleet, "model")
+
+
+def test_accuracies_at_the_end_are_those_of_clients_that_were_reached(tmp_path: Path) -> None:
+    """One client can no longer be reached when all are measured on copies of their state."""
+    config = make_config("fedavg", tmp_path / "run", clients=6, train={"participation": 0.5, "rounds": 3})
+
+    def route(client: int, request: bytes, handle: Callable[[bytes], bytes]) -> bytes | None:
+        return None if client == ABSENT and decode(request).kind == Kind.LOOK else handle(request)
+
+    with pytest.warns(UserWarning, match=f"round 3: client {ABSENT} is left out: no reply"):
+        summary, _ = serve_run(config, Fleet(config, tmp_path / "nodes", route=route))
+    reached = [client for client in range(6) if client != ABSENT]
+    expected = simulate(config).summary["everyone"]["client_acc"]
+    assert summary["everyone"]["clients"] == reached
+    assert summary["everyone"]["client_acc"] == [expected[client] for client in reached]
+    shown = client_accuracies(load_run(tmp_path / "run"))
+    assert {client: shown[client] for client in reached} == {client: expected[client] for client in reached}
 
 
 @pytest.mark.filterwarnings("ignore:round")

@@ -118,6 +118,8 @@ def test_a_refusal_has_a_reason_and_a_short_text() -> None:
     assert refusal_text(refused).startswith("order: éé")
     assert len(refusal_text(refused)) < 2000
     assert known == Record(Code.ANSWERS_KNOWN, 4)
+    refused, _ = decode(refusal(SOME, Reason.FAILED, "no file a\udcff", answers_known=4)).records  # of no encoding
+    assert refusal_text(refused) == "failed: no file a?"
 
 
 def test_a_false_length_allocates_no_memory() -> None:

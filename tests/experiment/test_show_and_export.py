@@ -11,7 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small import OPTIONS, Crash, CrashAt, X, Y, accuracy_of_models, batch_norm, same_models, without_timings
+from small import (
+    OPTIONS,
+    Crash,
+    CrashAt,
+    X,
+    Y,
+    accuracy_of_models,
+    batch_norm,
+    edit_config,
+    same_models,
+    without_timings,
+)
 from small import SMALL as SMALL_SETTINGS
 
 import pfedlms
@@ -142,6 +153,9 @@ def test_resume_and_export_find_moved_data_by_data_dir(tmp_path: Path, capsys: p
     assert without_timings([pfedlms.load(tmp_path / "c" / "local-seed0").summary]) == without_timings([whole])
     capsys.readouterr()
     export = ["export", str(tmp_path / "r"), "--all", str(tmp_path / "all"), "--data-dir", str(new)]
+    assert main(export) == 0
+    assert "took no part" not in capsys.readouterr().err
+    edit_config(tmp_path / "r", 'device = "auto"', 'device = "cuda"')  # trained on a machine with a GPU
     assert main(export) == 0
     assert "took no part" not in capsys.readouterr().err
     assert main(export[:-2]) == 0

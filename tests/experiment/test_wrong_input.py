@@ -75,7 +75,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "patience": ({"patience": 3}, r"train\.patience: got 3 with data\.validation = 0; it follows V-acc"),
     "names": ({"data": "digtis", "model": "vgg9"}, r"data\.dataset: got 'digtis'(.|\n)*model\.name: got 'vgg9'"),
     "kind without a path": ({"data": "folder:"}, r"got 'folder:', expected one of: .*, folder:PATH, file:PATH"),
-    "path without a kind": ({"data": "pyproject.toml"}, r"got 'pyproject\.toml', .* did you mean file:pyproject\.toml\?"),
+    "path without a kind": ({"data": "pyproject.toml"}, r"got 'pyproject\.toml', .* did you mean file:pyproject\.toml"),
     "folder without a kind": ({"data": "tests"}, "got 'tests', .* did you mean folder:tests"),
     "constants": ({"mean": "a,b", "std": "1"}, r"data\.mean: got 'a,b', expected a number per channel"),
     "all are newcomers": ({"newcomers": 1.0}, r"data\.newcomers: got 1\.0, expected"),

@@ -71,6 +71,11 @@ def test_a_run_must_be_on_the_allow_list(tmp_path: Path) -> None:
     ):
         with pytest.raises(approval.NotApprovedError, match=expected):
             approval.check(file, content, override)
+    file.write_bytes((whole := file.read_bytes()) + b'{"app": "cut o')  # the disk was full
+    assert approval.check(file, app, {"train.rounds": 5}) == known
+    file.write_bytes(b"{}\n" + whole)
+    with pytest.raises(UsageError, match=r"holds a line that is no entry \(.*\); delete"):
+        approval.check(file, app, {"train.rounds": 5})
 
 
 def test_a_setting_that_is_not_declared_is_named(folder: Path) -> None:

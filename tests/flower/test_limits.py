@@ -97,11 +97,30 @@ def test_a_changed_audit_log_is_detected(tmp_path: Path) -> None:
             audit.verify(log)
 
 
+def test_a_line_whose_write_was_cut_off_spoils_no_other(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    for number in range(3):
+        audit.append(log, "reply", number=number)
+        with open(log, "ab") as file:
+            file.write(b'{"time": "2026-01-01", "ev' * number)
+    audit.append(log, "reply", number=3)
+    assert audit.verify(log) == 4
+    log.write_bytes(log.read_bytes().removesuffix(b"\n"))  # as some editors leave a file
+    audit.append(log, "reply", number=4)
+    assert audit.verify(log) == 5
+
+
 def test_a_node_that_ends_leaves_no_app_behind(tmp_path: Path) -> None:
     launcher = Launcher("node", tmp_path, None)
-    launcher._running.append(subprocess.Popen(["sleep", "60"]))
+    (token := tmp_path / "token").touch()
+    process = subprocess.Popen(["sleep", "60"])
+    launcher._running[process] = token
+    launcher.reconcile()
+    assert token.exists()
     launcher.close()
-    assert launcher._running[0].wait(10) == -signal.SIGTERM
+    assert process.wait(10) == -signal.SIGTERM
+    launcher.reconcile()  # the app did not come as far as to remove its token
+    assert not token.exists()
 
 
 @pytest.mark.parametrize(

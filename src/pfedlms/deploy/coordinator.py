@@ -69,9 +69,9 @@ class Coordinator:
             self.step()
             self.after_trip()
 
-    def play_round(self, evaluate_global: bool = False) -> RoundReport:
-        """Play the remaining trips of a round and return its report. `evaluate_global` is ignored: what nodes evaluate
-        was decided with the trip before, and `RoundReport.evaluated` says it.
+    def play_round(self) -> RoundReport:
+        """Play the remaining trips of a round and return its report, which says whether nodes evaluated: that was
+        decided with the trip before.
 
         If too few nodes reply, QuorumError is raised and nothing changes: the next call, also in a later process,
         sends the same requests, and nodes that have executed them return the same replies.
@@ -124,6 +124,7 @@ class Coordinator:
         inbox = Inbox((self._server.request_for_copies(state, absent),), state.round, state.trip)
         if absent:
             self._nodes.carry(inbox.requests, inbox, Kind.LOOK)
+            self._warn(replace(event, round=state.round - 1) for event in inbox.events)  # there is no next round
         for split in (Split.TEST, Split.VALIDATION):
             inbox.measured.setdefault(split, {}).update(state.measured.get(split, {}))
         return self._evaluation(inbox.measured)

@@ -167,7 +167,7 @@ def _records(body: memoryview, most: int | None) -> tuple[Record, ...]:
 
 def refusal(request: Envelope, reason: Reason, text: str, answers_known: int) -> bytes:
     """The encoded reply that the request was not executed."""
-    refused = Record(Code.REFUSED, flags=reason, data=text.encode()[:MAX_TEXT_BYTES])
+    refused = Record(Code.REFUSED, flags=reason, data=text.encode(errors="replace")[:MAX_TEXT_BYTES])
     return request.reply(refused, Record(Code.ANSWERS_KNOWN, answers_known)).encode()
 
 

@@ -165,6 +165,8 @@ def load_models(stored: RunDirectory, config: Config, problem: Problem, best: bo
         raise RunDirectoryError(f"{directory}: {missing}")
     all_present = len(checkpoint["federation"]["trained"]) == len(checkpoint["samples"])
     config = config.with_cohort_size_of(checkpoint)
+    if config.run.device.startswith("cuda") and not torch.cuda.is_available():  # trained on another machine
+        config = config.with_run(device="cpu")
     federation = None
     if not all_present and (problem.own_pool is not None or config.data.dataset != CUSTOM):
         with suppress(DataError):

@@ -129,9 +129,7 @@ class ActiveRun(RunInfo):
         record |= {key: results[key] for key in ("p_acc", "v_acc") if key in results}
         if shared is not None:
             record["g_acc"] = shared.accuracy
-        record |= {"loss": report.loss, "test_loss": results["test_loss"], "client_acc": results["client_acc"]}
-        if len(measured.ids) < self.federation.data.clients:
-            record["clients"] = list(measured.ids)
+        record |= {"loss": report.loss, **results}
         if self._has_perplexity:
             record["perplexity"] = measured.perplexity
             record |= {"g_perplexity": shared.perplexity} if shared is not None else {}
@@ -253,12 +251,13 @@ class ActiveRun(RunInfo):
             **(v_acc if self.config.data.validation else {}),
             "test_loss": measured.loss,
             "client_acc": measured.per_client,
+            **({"clients": list(measured.ids)} if len(measured.ids) < self.federation.data.clients else {}),
         })  # fmt: skip
 
     def _everyone(self) -> dict[str, Any] | None:
-        """Measures of all clients at the end of the run: the last evaluation, if it was of all of them; None without
-        `run.everyone`. In the mean over clients, unlike in the accuracy, a client that claims many samples weighs no
-        more than others."""
+        """Measures of all clients that have test samples and, on nodes, can be reached, at the end of the run: the last
+        evaluation, if it was of all clients; None without `run.everyone`. In the mean over clients, unlike in the
+        accuracy, a client that claims many samples weighs no more than others."""
         last = self.metrics[-1] if self.metrics else {}
         has_everyone = last.get("round") == self.round and "clients" not in last
         if not has_everyone and not self.config.run.everyone:
@@ -271,6 +270,7 @@ class ActiveRun(RunInfo):
             **({"validation_accuracy": results["v_acc"]} if "v_acc" in results else {}),
             "test_loss": results["test_loss"],
             "client_acc": results["client_acc"],
+            **({"clients": results["clients"]} if "clients" in results else {}),
         }
 
 

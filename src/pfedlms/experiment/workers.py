@@ -105,7 +105,7 @@ def train_in_parallel(runs: Sequence[Run], callbacks: Sequence[Any], workers: in
                     run = waiting.pop(0)
                     idle.start(run, workers)
                     busy.append(idle)
-                    call("on_start", RunInfo(run.label, run.config, run.directory))
+                    call("on_start", _info_of(run))
                 if not busy:
                     return
                 connection.wait([worker.pipe for worker in busy], timeout=0.2)
@@ -115,7 +115,7 @@ def train_in_parallel(runs: Sequence[Run], callbacks: Sequence[Any], workers: in
                         worker.process.terminate()  # which lets the round end and be saved
                 for worker in [worker for worker in busy if worker.pipe.poll()]:
                     run, get_result = worker.finish(stop_signal)
-                    call.end(RunInfo(run.label, run.config, run.directory), run.reload().summary)
+                    call.end(_info_of(run), run.reload().summary)
                     yield run, get_result
     finally:
         for worker in pool:
@@ -123,6 +123,13 @@ def train_in_parallel(runs: Sequence[Run], callbacks: Sequence[Any], workers: in
                 worker.process.terminate()
             worker.pipe.close()  # which ends an idle process
             worker.process.join()
+
+
+def _info_of(run: Run) -> RunInfo:
+    """The run as callbacks see it, with its evaluations so far."""
+    info = RunInfo(run.label, run.config, run.directory)
+    info.metrics = run.reload().metrics
+    return info
 
 
 def _worker_main(pipe: Any, problem: Problem, imports: Sequence[str], methods: Sequence[str]) -> None:

@@ -106,10 +106,15 @@ def _needs_approval(key: str) -> bool:
 
 
 def _entries(file: Path) -> list[dict[str, Any]]:
-    if not file.exists():
-        return []
-    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    return [{key: line[key] for key in ("app", "configuration", "settings")} for line in lines]
+    """The entries of an allow-list, without a last line whose write was cut off."""
+    lines = file.read_bytes().split(b"\n") if file.exists() else []
+    whole = [line for place, line in enumerate(lines, 1) if place < len(lines) or audit.is_json(line)]
+    try:
+        entries = [json.loads(line) for line in whole if line.strip()]
+        return [{key: entry[key] for key in ("app", "configuration", "settings")} for entry in entries]
+    except (ValueError, KeyError, TypeError) as error:
+        remedy = "delete that line, and approve its app again with `pfedlms deploy approve FOLDER`"
+        raise UsageError(f"{file}: holds a line that is no entry ({reason(error)}); {remedy}") from error
 
 
 def _sha256(content: bytes) -> str:

@@ -24,7 +24,8 @@ def append(file: Path, event: str, **fields: Any) -> None:
     with os.fdopen(descriptor, "rb+") as log:
         fcntl.flock(log, fcntl.LOCK_EX)
         line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event, **fields}
-        log.write(json.dumps({**line, "before": _last_line_hash(log)}, ensure_ascii=True).encode() + b"\n")
+        before = _last_line_hash(log)
+        log.write(json.dumps({**line, "before": before}, ensure_ascii=True).encode() + b"\n")
         log.flush()
         os.fsync(log.fileno())
 
@@ -44,11 +45,26 @@ def verify(file: str | Path) -> int:
 
 
 def _last_line_hash(log: Any) -> str:
-    """SHA-256 of the last line; empty if there is none."""
+    """SHA-256 of the last line; empty if there is none. A full disk or a kill may have cut off the write of the line
+    after it: that part is removed."""
     size, tail = log.seek(0, os.SEEK_END), 4096
     while True:
         log.seek(max(0, size - tail))
-        lines = log.read().splitlines()
+        *lines, part = log.read().split(b"\n")
         if len(lines) > 1 or tail >= size:
-            return hashlib.sha256(lines[-1]).hexdigest() if lines else ""
+            break
         tail *= 2
+    if is_json(part):  # somebody edited the file and left out the last newline
+        log.write(b"\n")
+        lines.append(part)
+    else:
+        log.truncate(size - len(part))
+    return hashlib.sha256(lines[-1]).hexdigest() if lines else ""
+
+
+def is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True

@@ -30,7 +30,8 @@ class Launcher:
 
     def __init__(self, role: str, folder: Path, task_type: Any) -> None:
         self._role, self._folder, self._task_type = role, folder, task_type
-        self._running: list[subprocess.Popen[bytes]] = []
+        self._running: dict[subprocess.Popen[bytes], Path] = {}
+        """Processes of apps, with the files of their tokens."""
 
     def get_eligible_capacity(self, supported_task_types: set[Any], **_: Any) -> tuple[set[Any], set[str]]:
         return supported_task_types & {self._task_type}, set()
@@ -51,11 +52,17 @@ class Launcher:
         ]  # fmt: skip
         # The output of a ServerApp is in the run's own log.
         output = subprocess.DEVNULL if spec.suppress_output else None
-        self._running.append(subprocess.Popen(command, stdout=output, stderr=output))
+        try:
+            self._running[subprocess.Popen(command, stdout=output, stderr=output)] = Path(token)
+        except OSError:
+            os.unlink(token)
+            raise
         return LaunchResult.accepted()
 
     def reconcile(self) -> None:
-        self._running = [process for process in self._running if process.poll() is None]
+        """Forget processes that have ended; one that could not start has left its token."""
+        for process in [process for process in self._running if process.poll() is not None]:
+            self._running.pop(process).unlink(missing_ok=True)
 
     def close(self) -> None:
         """End a node's apps, so that none outlives its node; the server's apps end by themselves."""

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from pfedlms.report.runs import MEASURES, MIB, score_text
@@ -55,16 +55,24 @@ class LiveProgress(Bar):
             TimeRemainingColumn(elapsed_when_finished=True),
         )
         super().__init__(*columns, console=console)
+        self._bars: dict[str, TaskID] = {}
 
     def on_start(self, run: Any) -> None:
         rounds = run.config.train.rounds
-        self._task = self.add_task(run.name, total=rounds, completed=run.round, accuracy="", sent="")
+        self._bars[run.name] = self.add_task(run.name, total=rounds, completed=run.round, accuracy="", sent="")
 
     def on_compile(self, run: Any) -> None:
         self.console.print(COMPILING, highlight=False)
 
     def on_evaluation(self, run: Any, record: Mapping[str, Any]) -> None:
-        self.update(self._task, completed=record["round"], accuracy=evaluation_text(record), sent=_traffic_text(record))
+        accuracy, sent = evaluation_text(record), _traffic_text(record)
+        self.update(self._bars[run.name], completed=record["round"], accuracy=accuracy, sent=sent)
+
+    def on_end(self, run: Any, summary: Mapping[str, Any]) -> None:
+        """Stop the clock, and show a run that a worker process has trained, of which there were no other calls."""
+        if run.metrics:
+            self.on_evaluation(run, run.metrics[-1])
+        self.stop_task(self._bars[run.name])
 
 
 class PlainProgress:
@@ -72,24 +80,31 @@ class PlainProgress:
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._next: dict[str, int] = {}
+        """By run, the first round whose evaluation is shown."""
 
     def on_compile(self, run: Any) -> None:
         self._say(COMPILING)
 
     def on_start(self, run: Any) -> None:
-        self._next = 0
+        self._next[run.name] = run.round
         already = f", from round {run.round} on" if run.round else ""
         self._say(f"{run.name}: {run.config.train.rounds} rounds on {run.config.data.dataset}{already}")
 
     def on_evaluation(self, run: Any, record: Mapping[str, Any]) -> None:
         rounds = run.config.train.rounds
-        if record["round"] < self._next and record["round"] < rounds:
+        if record["round"] < self._next[run.name] and record["round"] < rounds:
             return
-        self._next = record["round"] + max(1, rounds // 10)
+        self._next[run.name] = record["round"] + max(1, rounds // 10)
         self._say(
             f"{run.name}: round {record['round']}/{rounds}  {evaluation_text(record)}  loss "
             f"{record['loss']:.4f}  {_traffic_text(record)}  {record['seconds']:.1f} s"
         )
+
+    def on_end(self, run: Any, summary: Mapping[str, Any]) -> None:
+        """Show the last evaluation, unless it was shown: a worker process makes no other calls."""
+        if run.metrics and run.metrics[-1]["round"] >= self._next[run.name]:
+            self.on_evaluation(run, run.metrics[-1])
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True, markup=False)

@@ -138,11 +138,9 @@ def curves(runs: Iterable[RunLike], measure: str = "p_acc") -> dict[str, list[di
 def client_accuracies(run: RunLike) -> dict[int, float]:
     """P-acc of every client that was measured: after the last round, else in its last evaluation."""
     accuracies: dict[int, float | None] = {}
-    for line in run.metrics:
-        values = line.get("client_acc") or []
-        accuracies |= dict(zip(line.get("clients", range(len(values))), values, strict=True))
-    everyone = run.summary.get("everyone") or {}
-    accuracies |= dict(enumerate(everyone.get("client_acc") or []))
+    for measured in [*run.metrics, run.summary.get("everyone") or {}]:
+        values = measured.get("client_acc") or []
+        accuracies |= dict(zip(measured.get("clients", range(len(values))), values, strict=True))
     return {client: value for client, value in sorted(accuracies.items()) if value is not None}
 
 
