@@ -13,7 +13,7 @@ from torch import Tensor
 import factories
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.engine.method_check import check_method
-from pfedlms.errors import ConfigError, MethodError
+from pfedlms.errors import ConfigError, MethodError, UsageError
 from pfedlms.methods import METHODS
 from pfedlms.methods.contract import FieldMeans, Means, Method, Objective, PerClient, Task, Tracked, go_on_from
 from pfedlms.methods.ditto import Ditto
@@ -260,6 +260,35 @@ class Stepped(Averaged):
         return cohort, {"model": model - 0.1 * work.mean_gradient(cohort, model, round + 1)}
 
 
+class Recalls(Averaged):
+    """Takes a default where the last round's values have ended."""
+
+    def client_send(self, cohort: Cohort, round: int, work: Any) -> tuple[Cohort, Tensors]:
+        return cohort, {"model": cohort.params + cohort.heard.get("pull", 0.0)}
+
+    def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
+        return super().client_receive(cohort, values, round).with_heard(pull=values["model"])
+
+
+class GradientNotReturned(Local):
+    name = "unreturned"
+
+    def objective(self, cohort: Cohort, round: int) -> Objective:
+        class Unreturned(Objective):
+            def gradient(self, params: Tensor) -> None:  # type: ignore[override]
+                0.1 * params
+
+        return Unreturned()
+
+
+class WritesInitial(Local):
+    name = "overwriting"
+
+    def after_training(self, cohort: Cohort, phase: int, work: Any) -> Cohort:
+        self.task.initial.copy_(cohort.params[0])
+        return cohort
+
+
 class Copied(Tracked):
     """`tracks = False` from an example whose answers are w itself."""
 
@@ -285,6 +314,11 @@ WRONG_RESULT: dict[str, tuple[str, Any, str]] = {
     "server without a key": ("server_reply", lambda s, v: s["nothing"], "raised KeyError: 'nothing'"),
     "server state is a number": ("server_reply", lambda s, v: ({"model": 0.0}, v), "model: got a float"),
     "answer with rows": ("server_reply", lambda s, v: (s, {"model": v["model"][None]}), r"'model': .*\[1, 1510\]"),
+    "server begins with a number": (
+        "server_start",
+        lambda s: {**s, "n": 0},
+        "n: got a int, expected a dict of tensors",
+    ),
     "params without rows": ("client_receive", lambda c: replace(c, params=c.params[0]), r"params: got .*\[1510\]"),
     "nothing returned": ("client_receive", lambda c: None, "got a NoneType"),
     "state without rows": ("client_start", lambda c: c.with_state(shared=c.params[0]), r'"shared"\]: got .*\[1510\]'),
@@ -300,6 +334,9 @@ REFUSED = {
     "gradient of one row": (with_objective(gradient_of=lambda p: p[:1]), r"Wrong\.gradient: got .*\[1, 1510\]"),
     "gradient written": (with_objective(gradient_of=lambda p: p.mul_(0.1)), r"Wrong\.gradient: writes into a tensor"),
     "field of the objective written": (WritesItsField, r"Drifting: writes into a tensor"),
+    "gradient not returned": (GradientNotReturned, r"Unreturned\.gradient: got a NoneType, .*return the gradient"),
+    "w⁰ written": (WritesInitial, r"after_training: writes into a tensor"),
+    "a value of the last round": (with_exchange(Recalls), r"Recalls\.client_send: got 'pull' of the round before"),
     "server written": (with_exchange(InPlace), r"InPlace\.server_reply: writes into a tensor"),
     "answer written": (with_exchange(WritesItsAnswer), r"WritesItsAnswer\.client_receive: writes into a tensor"),
     "losses of a later step": (
@@ -567,6 +604,44 @@ def test_a_right_method_passes(tracks: bool) -> None:
     whole.tracks = tracks
     whole.sketches, whole.global_state = 3, lambda self: self.sketches  # which is used, so it is not misspelt
     assert str(check_method(whole)).startswith("averaging: all checks passed")
+
+
+def test_a_method_may_refuse_momentum() -> None:
+    """Scaffold does so by itself; the report says that nothing was played with momentum."""
+
+    class Plain(Local):
+        name = "plain"
+
+        def __init__(self, task: Task, settings: Any) -> None:
+            if task.momentum:
+                raise UsageError("train.momentum: plain steps only")
+            super().__init__(task, settings)
+
+    report = check_method(Plain)
+    assert report.ok
+    assert "5 clients, without momentum, which it refuses; names" in str(report)
+
+
+def test_constants_that_change_in_a_run_are_noted() -> None:
+    """η of all phases and E of all clients where those of this phase and this client may be meant."""
+
+    class Scaled(Local):
+        name = "scaled"
+
+        def objective(self, cohort: Cohort, round: int) -> Objective:
+            path = self.task.learning_rate * self.task.local_steps
+            return Proximal(PerClient(cohort.params), path)
+
+    class Exact(Scaled):
+        def objective(self, cohort: Cohort, round: int) -> Objective:
+            return Proximal(PerClient(cohort.params), self.task.rate(round + 1) * self.task.steps_of(100))
+
+    (noted,), (silent,) = (
+        [each.text for each in check_method(kind).checks if each.name == "unequal steps"] for kind in (Scaled, Exact)
+    )
+    assert "Note: it reads task.learning_rate and never task.rate(phase)" in noted
+    assert "Note: it reads task.local_steps and never task.steps_of(samples)" in noted
+    assert "Note" not in silent
 
 
 def test_what_clients_count_may_be_alike_while_all_take_part() -> None:

@@ -68,12 +68,13 @@ def guard_method(method: Method, weights: str = "samples") -> Method:
 
 def _guard(method: Method, owner: Any, name: str, check: Check | None = None, unchanged: int = 1) -> None:
     """Change a function of the method, or of an exchange of it, so that its result is checked. It may not write into
-    its first arguments, `unchanged` of them."""
+    its first arguments, `unchanged` of them, nor into w⁰."""
     call = getattr(owner, name)
+    initial = {"task.initial": method.task.initial}
     where = name if owner is method else f"{type(owner).__name__}.{name}"
 
     def guarded_call(*given: Any) -> Any:
-        with name_method_in_errors(method, where), _left_unchanged(*_held(*given[:unchanged])):
+        with name_method_in_errors(method, where), _left_unchanged(*_held(*given[:unchanged]), initial):
             result = call(*given)
             if check is not None:
                 check(lambda first: call(first, *given[1:]), given, result)
@@ -311,8 +312,17 @@ def _check_rest(call: Callable[..., Any], given: tuple[Any, ...], after: Cohort)
         raise MethodError(f"got params {_describe(after.params)}, expected them unchanged or cohort.without_model()")
 
 
+def _check_server_start(call: Callable[..., Any], given: tuple[Any, ...], server: Any) -> None:
+    for name, value in server.items() if isinstance(server, dict) else [("result", server)]:
+        if not isinstance(value, Tensor):
+            raise MethodError(
+                f"{name}: got {_describe(value)}, expected a dict of tensors; torch.tensor(n) holds a number"
+            )
+
+
 _CHECKS: dict[str, Check] = {
     "client_start": _check_start,
+    "server_start": _check_server_start,
     "client_rest": _check_rest,
     "objective": lambda call, given, objective: check_objective(objective, given[0], call),
     "after_training": lambda call, given, after: check_same_clients(given[0], after),
@@ -330,11 +340,11 @@ def check_objective(objective: Objective, cohort: Cohort, remake: Callable[[Coho
     """
     if not isinstance(objective, Objective):
         raise MethodError(f"got {_describe(objective)}, expected an Objective")
-    kind, parts = type(objective), ("gradient", "loss", "after_step")
+    kind = type(objective)
     refuse_misspelt(kind, Objective)  # type: ignore[arg-type]  # a class can be hashed, whatever its objects can
-    defined = [name for name in parts if getattr(kind, name) is not getattr(Objective, name)]
+    defined = _defined_by(kind)
     if kind is not Objective and not defined:
-        raise MethodError(f"{kind.__name__} changes nothing; define {', '.join(parts[:-1])} or {parts[-1]}")
+        raise MethodError(f"{kind.__name__} changes nothing; define gradient, loss or after_step")
     if "loss" in defined and not objective.needs_features:
         raise MethodError(f"{kind.__name__}.loss would never be called; set needs_features = True beside it")
     clients, shared, name = len(cohort.ids), {id(value) for value in cohort.heard.values()}, type(objective).__name__
@@ -353,6 +363,11 @@ def check_objective(objective: Objective, cohort: Cohort, remake: Callable[[Coho
             )
 
 
+def _defined_by(kind: type[Objective]) -> list[str]:
+    """The functions of an objective that its class defines."""
+    return [name for name in ("gradient", "loss", "after_step") if getattr(kind, name) is not getattr(Objective, name)]
+
+
 def objective_gradient(objective: Objective, params: Tensor) -> Tensor | None:
     """`objective.gradient(params)`, checked, and contiguous, as kernels read it."""
     where = f"{type(objective).__name__}.gradient"
@@ -364,6 +379,8 @@ def objective_gradient(objective: Objective, params: Tensor) -> Tensor | None:
     except RuntimeError as error:  # of torch; some rows of the cohort may come at a time
         raise MethodError(f"{where}: raised {error}; what has a row for each client is PerClient(tensor)") from error
     if gradient is None:
+        if _defined_by(type(objective)) == ["gradient"]:
+            raise MethodError(f"{where}: got a NoneType, so this objective changes nothing; return the gradient")
         return None
     _expect_like(where, gradient, params)
     return gradient.contiguous()

@@ -25,7 +25,7 @@ from pfedlms.engine.federation import Federation
 from pfedlms.engine.transport import Event
 from pfedlms.errors import ConfigError, DivergedError, MethodError, UsageError, reason
 from pfedlms.methods import check_name
-from pfedlms.methods.contract import Exchange, Method, Tracked
+from pfedlms.methods.contract import Exchange, Method, Task, Tracked
 from pfedlms.models import CohortModel, build
 from pfedlms.settings import find_problems
 from pfedlms.train_settings import TrainSettings
@@ -97,7 +97,7 @@ def check_method(method: type[Method], **settings: Any) -> Report:
         checks.append(_run_check("rounds", battery.rounds))
         rest = (
             "determinism", "cohort_sizes", "separate_ends", "models", "resume", "participation", "lost_messages",
-            "real_bytes", "limits",
+            "unequal_steps", "real_bytes", "limits",
         )  # fmt: skip
         for name in rest:
             shown = name.replace("_", " ")
@@ -170,6 +170,8 @@ class Recorder:
     """Entries of `state` that some answer changed."""
     hears: bool = False
     """Whether an answer left something in `heard`, which may change `state` later."""
+    read: set[str] = field(default_factory=set)
+    """What the method read of its task."""
 
     def link(self, data: bytes, client: int) -> bytes:
         self.frames.append((client, data))
@@ -215,6 +217,7 @@ class _StrictFederation(Federation):
 class _Battery:
     method: type[Method]
     settings: dict[str, Any]
+    train: dict[str, Any] = field(default_factory=lambda: dict(_TRAIN))
 
     def _play(self, rounds: int = ROUNDS, **options: Any) -> tuple[dict[str, Any], Recorder]:
         """The federation's state after some rounds, and what was recorded."""
@@ -225,7 +228,7 @@ class _Battery:
         self, model: str = "dense", linked: bool = True, separate: bool = False, **options: Any
     ) -> tuple[Federation, Recorder]:
         names, recorder = {each.name for each in fields(TrainSettings)}, Recorder()
-        train = TrainSettings(**{**_TRAIN, **{name: options.pop(name) for name in list(options) if name in names}})
+        train = TrainSettings(**{**self.train, **{name: options.pop(name) for name in list(options) if name in names}})
         settings = {**self.settings, **options.pop("settings", {})}
         links: dict[str, Any] = {"link": recorder.link, "answer_link": recorder.answer_link} if linked else {}
         chosen, module = self.method.Settings(**settings), CohortModel(_module(model), _CPU)
@@ -242,12 +245,21 @@ class _Battery:
         return made, recorder
 
     def rounds(self) -> str:
-        federation, recorder = self._federation()
+        try:
+            federation, recorder = self._federation()
+        except UsageError as error:
+            if isinstance(error, MethodError):
+                raise
+            self.train["momentum"] = 0.0  # what a method refuses most often
+            federation, recorder = self._federation()
         recorder.play(federation, ROUNDS - 1)
         report = federation.play_round(evaluate_global=True)
         if not np.isfinite(report.loss):
             raise CheckFailed("the loss is not finite after three rounds; lower what the method moves models by")
-        return f"{ROUNDS} rounds of {CLIENTS} clients; names, shapes, dtypes and devices are those of the contract"
+        played = f"{ROUNDS} rounds of {CLIENTS} clients" + ", without momentum, which it refuses" * (
+            not self.train["momentum"]
+        )
+        return f"{played}; names, shapes, dtypes and devices are those of the contract"
 
     def determinism(self) -> str:
         with rng.forked_generators(_CPU, 1):
@@ -311,6 +323,23 @@ class _Battery:
         _expect_same(one, together, "cohorts of 1 and of all clients, when a tenth of all messages is lost")
         return "a tenth of all messages is lost, and rounds go on"
 
+    def unequal_steps(self) -> str:
+        options: dict[str, Any] = {"local_epochs": 0.3, "schedule": "step", "decay": 0.5, "decay_every": 1}
+        try:
+            one, (state, recorder) = (self._play(cohort_size=size, **options) for size in (1, 0))
+        except UsageError as error:
+            if isinstance(error, MethodError):
+                raise
+            return f"not played, because the method refuses train.local_epochs or a schedule: {error}"
+        _expect_same(one, (state, recorder), "cohorts of 1 and of all clients, when clients take unequal steps")
+        better = {"learning_rate": "rate(phase)", "local_steps": "steps_of(samples)"}
+        notes = [
+            f"it reads task.{name} and never task.{call}, that of one phase or client; is that meant?"
+            for name, call in better.items()
+            if name in recorder.read and call.partition("(")[0] not in recorder.read
+        ]
+        return ". Note: ".join(["clients take unequal numbers of steps, with a schedule of η", *notes])
+
     def real_bytes(self) -> str:
         (state, recorder), (unlinked, _) = self._play(), self._play(linked=False)
         _expect_same((state, recorder), (unlinked, recorder), "messages that are sent one by one and together")
@@ -344,8 +373,13 @@ class _Battery:
 def _recorded(method: type[Method], recorder: Recorder) -> type[Method]:
     """The method, whose exchanges `recorder` watches."""
 
-    def __init__(self: Method, task: Any, settings: Any) -> None:
-        method.__init__(self, task, settings)
+    class Watched(Task):
+        def __getattribute__(self, name: str) -> Any:
+            recorder.read.add(name)
+            return super().__getattribute__(name)
+
+    def __init__(self: Method, task: Task, settings: Any) -> None:
+        method.__init__(self, Watched(**vars(task)), settings)
         for exchange in self.exchanges:
             recorder.watch(exchange)
 
