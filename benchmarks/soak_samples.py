@@ -27,7 +27,7 @@ WORK = "flwr-clientapp"
 ROLES = {
     "pfedlms.flower.superlink": "superlink",
     "flwr-serverapp": "server app",
-    "flower-supernode": "",
+    "pfedlms.flower.supernode": "",
     "pfedlms.flower.launcher": "launcher",
     WORK: "client app",
     "flwr": "flwr run",

@@ -24,6 +24,7 @@ import torch
 from numba.core import event
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.autograd import forward_ad
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Item = TypeVar("Item")
@@ -82,6 +83,12 @@ class Compilation(event.Listener):
 
 COMPILATION = Compilation()
 event.register("numba:compile", COMPILATION)  # type: ignore[no-untyped-call]
+
+
+def is_differentiated(values: Tensor) -> bool:
+    """Whether autograd follows what is computed with `values`, backward or forward. Kernels have no derivatives."""
+    is_backward = values.requires_grad and torch.is_grad_enabled()
+    return is_backward or forward_ad.unpack_dual(values).tangent is not None  # type: ignore[no-untyped-call]
 
 
 def backend_of(values: Tensor) -> Literal["plain", "cpu", "gpu"]:

@@ -47,6 +47,7 @@ def check_weights(samples: Weights, clients: int) -> list[int]:
     for place, value in enumerate(weights):
         if type(value) is not int or value < 1:
             weights[place] = check_integer(f"weights[{place}]", value, 1, remedy="leave out clients without samples")
+    check_integer("weights", sum(weights), 0, (1 << 63) - 1, "their sum must be a whole number of 64 bits")
     return weights
 
 

@@ -33,8 +33,8 @@ def statistics(sketched: Values, sizes: Sequence[int]) -> tuple[Values, Values]:
 
 def _split_layers(sketched: Tensor | Array, sizes: Sequence[int]) -> tuple[Tensor, ...]:
     """Sketches `[clients, Σ m]`, or one sketch, split into the parts of the layers."""
-    rows = as_tensor("sketched", sketched)
-    return torch.split(rows if rows.ndim == 2 else rows[None], list(sizes), dim=1)
+    rows, counts = as_tensor("sketched", sketched), [check_integer("sizes", size, 1) for size in sizes]
+    return torch.split(rows if rows.ndim == 2 else rows[None], counts, dim=1)
 
 
 def root_mean_squares(sketched: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -112,6 +112,11 @@ def thresholds_of(mean: Values, deviation: Values, quantiles: Array) -> Values:
     arguments = ("mean", mean), ("deviation", deviation), ("quantiles", quantiles)
     with np.errstate(over="ignore"):
         mu, sigma, z = (as_array(*given).astype(np.float32).astype(np.float64) for given in arguments)
+        if mu.ndim != 1 or mu.shape != sigma.shape or not (sigma >= 0).all():
+            got = f"{list(mu.shape)} and {list(sigma.shape)}"
+            raise ValueError(
+                f"mean, deviation: got {got}, expected one of each for every layer, deviations of at least 0"
+            )
         tau = (mu[:, None] + sigma[:, None] * z[None, :]).astype(np.float32)
     return torch.from_numpy(tau).to(mean.device) if isinstance(mean, Tensor) else tau
 

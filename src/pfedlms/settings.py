@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import Field, field, fields
 from functools import partial
 from operator import ge, gt, le, lt
-from pathlib import Path
 from sys import float_info
 from typing import Any
 
@@ -37,18 +36,22 @@ def setting(
     maximum: float | None = None,
     below: float | None = None,
     choices: Callable[[], list[str]] | Iterable[str] | None = None,
+    hint: Callable[[str], str] | None = None,
     server_only: bool = False,
     optional: bool = False,
 ) -> Any:
     """A dataclass field that carries its meaning and its limits (at least `minimum`, strictly above `above`, at most
     `maximum`, strictly below `below`, one of `choices`, in which :N stands for any number after a colon and :PATH for
-    any path). Only the server uses a `server_only` setting: clients need not agree on it, so it is not part of the
-    digest. An `optional` setting is part of it only if it differs from its default: frames of runs without it have the
-    bytes they had before the setting existed."""
+    any path). `hint` returns a question about a value that is none of the choices, or "".
+
+    Only the server uses a `server_only` setting: clients need not agree on it, so it is not part of the digest. An
+    `optional` setting is part of it only if it differs from its default: frames of runs without it have the bytes they
+    had before the setting existed.
+    """
     if choices is not None and not callable(choices):
         choices = partial(list, tuple(choices))
     limits = {"minimum": minimum, "above": above, "maximum": maximum, "below": below}
-    marks = {"server_only": server_only, "optional": optional}
+    marks = {"server_only": server_only, "optional": optional, "hint": hint}
     return field(default=default, metadata={"help": help, "choices": choices, "limits": limits, **marks})
 
 
@@ -99,10 +102,9 @@ def _expectation(declared: Field[Any], value: Any) -> str | None:
     if not (finite and all(fits(value, bound) for bound, fits, _ in bounds)):
         return expected
     if choices is not None and not any(_is_choice(str(value), choice) for choice in choices()):
-        known = [choice for choice in choices() if choice != CUSTOM]  # users do not type that
-        prefix = "folder" if Path(str(value)).is_dir() else "file"
-        is_path = f"{prefix}:PATH" in known and Path(str(value)).exists()
-        return f"one of: {', '.join(known)}" + f"; did you mean {prefix}:{value}?" * is_path
+        known = ", ".join(choice for choice in choices() if choice != CUSTOM)  # users do not type that
+        hint = declared.metadata["hint"]
+        return "; ".join(filter(None, [f"one of: {known}", hint(str(value)) if hint else ""]))
     return None
 
 

@@ -307,7 +307,7 @@ def test_ctrl_c_stops_a_comparison_in_any_round(
         if (run.config.method, record["round"]) == (method, at):
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(PlainProgress, "on_evaluation", interrupt)
+    monkeypatch.setattr(PlainProgress, "on_round", interrupt, raising=False)
     compare = ["compare", "--methods", "fedavg,local", "--seeds", "1", "--rounds", str(ROUNDS), *OPTIONS]
     assert main([*compare, "--out", str(tmp_path / "c"), "--json"]) == 130
     shown = capsys.readouterr()

@@ -75,7 +75,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "patience": ({"patience": 3}, r"train\.patience: got 3 with data\.validation = 0; it follows V-acc"),
     "names": ({"data": "digtis", "model": "vgg9"}, r"data\.dataset: got 'digtis'(.|\n)*model\.name: got 'vgg9'"),
     "kind without a path": ({"data": "folder:"}, r"got 'folder:', expected one of: .*, folder:PATH, file:PATH"),
-    "path without a kind": ({"data": "pyproject.toml"}, r"got 'pyproject\.toml', .* did you mean file:pyproject\.toml"),
+    "path without a kind": ({"data": "Makefile"}, "got 'Makefile', .* did you mean file:Makefile"),
     "folder without a kind": ({"data": "tests"}, "got 'tests', .* did you mean folder:tests"),
     "constants": ({"mean": "a,b", "std": "1"}, r"data\.mean: got 'a,b', expected a number per channel"),
     "all are newcomers": ({"newcomers": 1.0}, r"data\.newcomers: got 1\.0, expected"),
@@ -231,6 +231,8 @@ WARNINGS: dict[str, tuple[Any, dict[str, Any], str | None]] = {
     "min_samples": (CLIENTS, {"min_samples": 5}, "data.min_samples: 5 has no effect with data given client by client"),
     "tokens": ((X, Y), {"tokens": "bytes"}, "data.tokens: bytes has no effect with data that are no text; leave it"),
     "column": ((X, Y), {"label_column": "z"}, "data.label_column: z has no effect with data.dataset = custom; it is"),
+    "hidden": ((X, Y), {"hidden": 7}, "model.hidden: 7 has no effect with model.name = custom; leave it out"),
+    "mean": ((X, Y), {"mean": "0.1"}, "data.mean: 0.1 has no effect with data.dataset = custom; it is for"),
     "alpha, held": (CLIENTS, {"alpha": 0.1}, "data.alpha: 0.1 has no effect with data.partition = given; it is for"),
     "classes": (
         (X, Y),

@@ -175,6 +175,15 @@ def test_keys_and_authorities_can_be_rotated(folder: Path) -> None:
         done = call(folder, "./keys.sh", which)
         assert (done.returncode, f"got {which}, expected server or the number" in done.stderr) == (2, True)
     assert not list((folder / "keys").glob("node-[!0-9]*"))
+    (folder / "keys" / "server-signing.key").unlink()  # this is a node, which has the server's public key
+    (folder / "keys" / "node-1").unlink()
+    for arguments, expected in (
+        ((), "is that of the server"),
+        (("--rotate", "1"), "keys/node-1 is not on this machine"),
+    ):
+        done = call(folder, "./keys.sh", *arguments)
+        assert (done.returncode, expected in done.stderr) == (2, True)
+    assert [(folder / name).read_bytes() for name in names] == after
     (folder / "certificates" / "ca.key").unlink()  # it is offline
     done = call(folder, "./certificates.sh")
     assert (done.returncode, "bring it back from where it is kept" in done.stderr) == (1, True)
@@ -187,7 +196,10 @@ case "$*" in
         [ ! -e "$FLWR_HOME/down" ] || exit 1
         echo "{\\"nodes\\": [$(sed 's/.*/{"node-id": "&", "status": "online"}/' "$FLWR_HOME/nodes" | paste -sd,)]}" ;;
     *register*node-2.pub*) echo "[code: 7] something else" >&2; exit 1 ;;
-    *unregister*) sed -i "/^$3\\$/d" "$FLWR_HOME/nodes" ;;
+    *unregister*)
+        if [ -e "$FLWR_HOME/failing" ]; then echo '{"success": false, "error-message": "not now"}'; exit 0; fi
+        sed -i "/^$3\\$/d" "$FLWR_HOME/nodes"
+        echo '{"success": true}' ;;
     *register*)
         if [ -e "$FLWR_HOME/known" ]; then echo "[code: 23] Public key already in use."; exit 1; fi
         echo "$(cat "$FLWR_HOME/next")" >> "$FLWR_HOME/nodes"
@@ -258,6 +270,12 @@ def test_registration_pins_places(folder: Path, pretended_flower: Callable[[int]
     for nothing in ((), ("x",), ("0", "1")):
         assert gate.main("revoke", folder, *nothing) == 2
         assert ", expected some of 0" in capsys.readouterr().err
+    for file_of_failure, expected in (("down", "are not known"), ("failing", "place 0 is not revoked: .*not now")):
+        (folder / "flwr" / file_of_failure).touch()
+        assert gate.main("revoke", folder, "0") == 2
+        assert re.search(expected, capsys.readouterr().err)
+        assert FlowerSection(nodes=str(file)).pinned_nodes(3) == {0: 9}
+        (folder / "flwr" / file_of_failure).unlink()
     assert gate.main("revoke", folder, "0") == 0
     assert FlowerSection(nodes=str(file)).pinned_nodes(3) == {}
     assert not (folder / "keys" / "node-0.pub").exists()

@@ -33,6 +33,7 @@ from pfedlms.flower.config import NodeSection
 from pfedlms.flower.launcher import Launcher
 from pfedlms.flower.signing import unseal
 from pfedlms.flower.superlink import describe_violation
+from pfedlms.flower.supernode import end_after_tls_error
 
 
 def long_text(reply: Envelope, node: Node) -> bytes:
@@ -108,6 +109,25 @@ def test_a_line_whose_write_was_cut_off_spoils_no_other(tmp_path: Path) -> None:
     log.write_bytes(log.read_bytes().removesuffix(b"\n"))  # as some editors leave a file
     audit.append(log, "reply", number=4)
     assert audit.verify(log) == 5
+
+
+def test_a_node_ends_where_flower_would_stay_without_a_connection(caplog: pytest.LogCaptureFixture) -> None:
+    """After an error of TLS; of a server that does not know its key, the log says so."""
+    ended: list[int] = []
+    made = end_after_tls_error(
+        lambda: SimpleNamespace(should_giveup=lambda error: "gave up" in str(error)), ended.append
+    )()
+    logging.getLogger("flwr").propagate = True
+    for text, gives_up in (("connection refused", False), ("gave up", True)):
+        assert made.should_giveup(OSError(text)) == gives_up
+    assert not ended
+    made.should_giveup(OSError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate has expired"))
+    assert ended == [3]
+    unknown = RuntimeError("refused")
+    unknown.response = SimpleNamespace(status_code=401)  # type: ignore[attr-defined]
+    made.should_giveup(unknown)
+    assert ended == [3]
+    assert ["no TLS connection" in text or "not registered" in text for text in caplog.messages] == [True, True]
 
 
 def test_a_node_that_ends_leaves_no_app_behind(tmp_path: Path) -> None:

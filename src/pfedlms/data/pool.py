@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from pfedlms.checks import IS_MASKED
 from pfedlms.data.partition import SCHEMES, Indices
-from pfedlms.errors import DataError, reason
+from pfedlms.errors import DataError, DataWarning, reason
 
 Samples = NDArray[Any]
 """float32, or int64 where they are whole numbers."""
@@ -122,7 +123,9 @@ def _as_numbers(value: Any, name: str, what: str = "samples") -> Samples:
     """Samples, or targets that are no classes, as an array `[n, ...]`: int64 for whole numbers such as token ids, else
     float32. Bytes with three or more axes are images and become float32."""
     x = as_array(value, f"{name}: {what}")
-    if x.dtype.kind not in "fiub" or x.ndim == 0 or len(x) == 0:
+    if x.ndim and len(x) == 0:
+        raise DataError(f"{name}: got no {what}; leave out clients without any")
+    if x.dtype.kind not in "fiub" or x.ndim == 0:
         raise DataError(
             f"{name}: got {what} of shape {x.shape} and type {x.dtype}, expected an array of numbers [n, ...]; turn "
             "text into token ids (or use pfedlms.data.texts), a table into floats "
@@ -303,15 +306,21 @@ def number_values(values: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, .
 
 
 def class_numbers(pool: Pool, names: tuple[str, ...]) -> NDArray[np.int64]:
-    """The labels of a pool as indices of `names`: by their names, or as numbers if none of them is among `names`."""
+    """The labels of a pool as indices of `names`: by their names, or as numbers if none of them is among `names` and
+    these are no numbers themselves."""
     labels = pool.names or tuple(map(str, range(pool.classes)))
     present = [labels[k] for k in np.unique(pool.y)]
-    by_name = any(name in names for name in present)
+    by_name = any(name in names for name in present) or all(name.isdecimal() for name in names)
     known = names if by_name else tuple(map(str, range(len(names))))
     numbers = {name: number for number, name in enumerate(known)}
     if unknown := [name for name in present if name not in numbers]:
         shown = repr(unknown[0]) if pool.names else unknown[0]
         or_numbers = "" if by_name else f", or numbers from 0 to {len(names) - 1}"
         raise DataError(f"data: got the class {shown}, expected one of the classes {', '.join(names)}{or_numbers}")
+    if not by_name:
+        meant = ", ".join(f"{number} for {name}" for number, name in enumerate(names[:3])) + ", …" * (len(names) > 3)
+        warnings.warn(
+            f"data: its labels are numbers, taken in the order of the classes: {meant}", DataWarning, stacklevel=3
+        )
     places: NDArray[np.int64] = np.array([numbers.get(name, 0) for name in labels], dtype=np.int64)[pool.y]
     return places

@@ -293,5 +293,7 @@ class Node:
         for name in ("cohort", "ongoing"):
             if values[name] is not None:
                 host = values[name].to(torch.device("cpu"))
-                values[name] = {field: getattr(host, field) for field in _TENSORS}
+                parts = {field: getattr(host, field) for field in _TENSORS}
+                # Only plain dicts can be read without running what is in the file.
+                values[name] = {field: dict(part) if isinstance(part, dict) else part for field, part in parts.items()}
         write_atomically(self.path, lambda file: torch.save({**values, "schema": SCHEMA}, file))

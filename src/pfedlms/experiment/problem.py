@@ -139,8 +139,11 @@ class Problem:
         return build(config.model.name, data.shape, data.outputs, config.model.hidden, key)
 
     def criterion(self, outputs: torch.Tensor, data: FederatedData) -> Criterion:
-        """Loss and metric, tried on the outputs of the model for `trial_samples`."""
-        targets = data.y[data.train[0][[0, -1, 0, -1, 0]]].to(outputs.device)
+        """Loss and metric, tried on the outputs of the model for `trial_samples`; with targets among which are the
+        smallest and the largest, which a loss may refuse."""
+        flat, width = data.y.reshape(-1), max(1, data.y[:1].numel())
+        extremes = [int(flat.argmin()) // width, int(flat.argmax()) // width] if len(flat) else [0, 0]
+        targets = data.y[[*data.train[0][[0, -1, 0]].tolist(), *extremes]].to(outputs.device)
         axes = data.y.ndim + 1
         classifies = data.classes > 0 and outputs.ndim == axes and outputs.shape[-1] >= data.classes
         functions = {

@@ -6,7 +6,8 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pfedlms.data.sources import path_kind
+from pfedlms.data.sources import DATASETS, path_kind
+from pfedlms.settings import CUSTOM
 
 if TYPE_CHECKING:
     from pfedlms.experiment.config import Config
@@ -18,9 +19,14 @@ _USED_WITH: dict[str, dict[str, tuple[str, ...]]] = {
     "data.dataset": {
         "data.image_size": ("folder",),
         **dict.fromkeys(("data.label_column", "data.owner_column", "data.text_column"), ("file",)),
+        **dict.fromkeys(
+            ("data.mean", "data.std"), ("folder", "file", *(name for name in DATASETS if DATASETS[name].mean))
+        ),
     },
 }
 """Settings by another one that decides whether they have an effect, and its values with which they have."""
+WIDTH_IS_FIXED = (CUSTOM, "resnet", "vgg8", "vgg11", "vgg16")
+"""Models that do not read `model.hidden`; those of installed packages may."""
 NEGLIGIBLE_STEP = 0.01
 """Local steps with a smaller share of η than this hardly change a model."""
 
@@ -69,6 +75,8 @@ def ineffective_settings(config: Config) -> Iterator[str]:
     train, given = config.train, config.given
     yield from _unused(config, "train.optimizer", train.optimizer)
     yield from _unused(config, "train.schedule", train.schedule)
+    if "model.hidden" in given and config.model.name in WIDTH_IS_FIXED:
+        yield f"model.hidden: {config.model.hidden} has no effect with model.name = {config.model.name}; leave it out"
     yield from _unused(config, "data.dataset", path_kind(config.data.dataset) or config.data.dataset)
     if "train.optimizer" in given and train.optimizer == "adamw" and "train.learning_rate" not in given:
         yield f"train.learning_rate: {train.learning_rate:g} is what sgd takes; adamw wants 0.001 or so"

@@ -61,13 +61,20 @@ def _names_of(what: str) -> Callable[[], list[str]]:
     return names
 
 
+def _kind_of_path(name: str) -> str:
+    from pfedlms.data.sources import suggest_kind
+
+    return suggest_kind(name)
+
+
 @dataclass(frozen=True)
 class DataSection:
     """The data set, and which client holds which part of it."""
 
     dataset: str = setting(
-        "digits", "data set by name (pfedlms datasets), folder:PATH or file:PATH", choices=_names_of("datasets")
-    )
+        "digits", "data set by name (pfedlms datasets), folder:PATH or file:PATH", choices=_names_of("datasets"),
+        hint=_kind_of_path,
+    )  # fmt: skip
     dir: str = setting("", "folder with the data set's files; empty: the one that PFEDLMS_DATA names")
     image_size: int = setting(
         0, "images of folder:PATH are resized to this many pixels each way; 0: not resized", minimum=0, maximum=4096

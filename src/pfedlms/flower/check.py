@@ -54,7 +54,7 @@ def check(folder: Path, server: str | None = None) -> list[CheckResult]:
     loopback only, and ask the nodes in a run of its own."""
     named = read_environment(folder, "SERVER", "PORT", "LINK_PORT")
     named |= {name: os.environ[name] for name in named if name in os.environ}
-    results = [_check_versions(), *_check_configuration(folder / "app"), *_check_secret_files(folder)]
+    results = [_check_versions(), *_check_configuration(folder / "app", server is None), *_check_secret_files(folder)]
     address, authority = server or f"{named['SERVER']}:{named['PORT']}", folder / "certificates" / "ca.crt"
     results.append(_check_server(address, authority))
     if not results[-1].wrong:
@@ -76,11 +76,13 @@ def _check_versions() -> CheckResult:
     return CheckResult("versions", f"pfedlms {__version__}, flwr {installed}{expected}", not fits)
 
 
-def _check_configuration(app: Path) -> list[CheckResult]:
-    """With a model, loss or metric given in Python, the digest is known only where app.py is executed."""
+def _check_configuration(app: Path, on_server: bool) -> list[CheckResult]:
+    """With a model, loss or metric given in Python, the digest is known only where app.py is executed. The file of
+    places is on the server only."""
     try:
         config, flower = app_settings(app)
-        flower.pinned_nodes(config.data.clients)
+        if on_server:
+            flower.pinned_nodes(config.data.clients)
         digest = "as app.py makes it" if has_parts_in_python(config) else RunSetup(config).run.hex()
         return [CheckResult("configuration", f"{config.method}, {config.data.clients} places, digest {digest}")]
     except (KeyError, AttributeError, ValueError) as error:

@@ -49,6 +49,8 @@ def write_folder(
     link_port = port + 1 if link_port is None else link_port
     if not re.fullmatch(r"[\w.-]+|\[[\da-fA-F:.]+\]", server, re.ASCII):
         raise UsageError(f"--server: got {server!r}, expected a name or an address; --port names the port")
+    if len({port, link_port}) < 2 or not all(1 <= each < 1 << 16 for each in (port, link_port)):
+        raise UsageError(f"--port, --link-port: got {port} and {link_port}, expected two ports from 1 to 65535")
     # Its path stands in TOML, in systemd's units, and in quotes in --node-config.
     path = str(folder.resolve())
     if not path.isprintable() or set(path) & set("\"'\\$%`"):

@@ -69,7 +69,10 @@ def register(folder: Path) -> None:
         if before:
             replaced[before["node"]] = place
     for node in replaced.keys() & nodes - {entry["node"] for entry in places.values()}:
-        _unregister(folder, replaced[node], node)
+        try:
+            _unregister(folder, replaced[node], node)
+        except UsageError as error:
+            problems.append(str(error))
     _reload(folder)
     if problems:
         raise UsageError("\n".join(problems))
@@ -100,8 +103,11 @@ def revoke(folder: Path, *named: str) -> None:
     if not named or not set(named) <= set(map(str, places)):
         known = ", ".join(map(str, sorted(places))) or "no place"
         raise UsageError(f"revoke: got {' '.join(named) or 'nothing'}, expected some of {known}")
+    nodes = _registered_nodes(folder)
     for place in sorted(set(map(int, named))):
-        _unregister(folder, place, places.pop(place)["node"])
+        node = places.pop(place)["node"]
+        if node in nodes:
+            _unregister(folder, place, node)
         write_places(folder, places)
         public = folder / "keys" / f"node-{place}.pub"
         if public.exists():  # else the next ./register.sh would let it in again
@@ -150,9 +156,12 @@ def _said(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def _unregister(folder: Path, place: int, node: int) -> None:
+    """Revoke a node's key; UsageError if Flower did not, whose exit code is 0 then, too."""
     done = call_flwr(folder, "supernode", "unregister", str(node), NAME, "--format", "json")
-    audit.append(folder / AUDIT, "revoked", place=place, node=node, flower=done.returncode)
-    print(f"node {node} of place {place} is revoked" + (f" (Flower: {_said(done)})" if done.returncode else ""))
+    if not re.search(r'"success":\s*true', done.stdout):
+        raise UsageError(f"node {node} of place {place} is not revoked: {_said(done)}; is superlink.sh running?")
+    audit.append(folder / AUDIT, "revoked", place=place, node=node)
+    print(f"node {node} of place {place} is revoked")
 
 
 def call_flwr(folder: Path, *arguments: str, timeout: float | None = 120) -> subprocess.CompletedProcess[str]:

@@ -21,6 +21,7 @@ from pfedlms.backend import to_device
 from pfedlms.cohort import Cohort, Tensors
 from pfedlms.methods.consensus import Sketches
 from pfedlms.methods.contract import ClientWork, FieldMeans, Means, Task, Tracked, go_on_from
+from pfedlms.methods.sparse import largest_positions
 from pfedlms.settings import setting
 from pfedlms.sketch import Sketch
 from pfedlms.wire import Floats, Message, Scalar, Signs
@@ -52,8 +53,9 @@ class OBCSAASettings:
 
 
 def keep_largest(x: Tensor, count: int) -> Tensor:
-    """top_κ: x `[rows, dim]` with all but the `count` entries of largest magnitude of each row set to zero."""
-    positions = x.abs().topk(count, dim=1).indices
+    """top_κ: x `[rows, dim]` with all but the `count` entries of largest magnitude of each row set to zero. With equal
+    weights many entries of Φᵀȳ are alike; of these the first are kept, on every machine."""
+    positions = largest_positions(x, count)
     return torch.zeros_like(x).scatter_(1, positions, x.gather(1, positions))
 
 
@@ -127,14 +129,15 @@ class SparseDirections(FieldMeans):
 
     def client_receive(self, cohort: Cohort, values: Tensors, round: int) -> Cohort:
         if self._settings.downlink == "sum":
-            received = (to_device(values[name], cohort.params.device) for name in ("mean", "norm"))
-            return go_on_from(cohort, self._step(cohort.state["model"], *received))
+            return go_on_from(cohort, self._step(cohort.state["model"], values["mean"], values["norm"]))
         return go_on_from(cohort, values["model"])
 
     def _step(self, model: Tensor, mean: Tensor, norm: Tensor) -> Tensor:
-        """w after an answer: w − norm · decoded direction."""
+        """w after an answer: w − norm · decoded direction. It is decoded on the host, where clients and server get the
+        same bits; on a GPU the adjoint adds up in another order."""
         sketch, decode = self._sketches.of(0, mean.device), DECODERS[self._settings.decoder]
-        return model - norm * decode(sketch, mean.unsqueeze(0), self._sparsity, self._settings.iterations)
+        step = norm * decode(sketch, mean.unsqueeze(0), self._sparsity, self._settings.iterations)
+        return model - to_device(step, model.device)
 
 
 class OBCSAA(Tracked):

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pfedlms.backend import backend_of
+from pfedlms.backend import backend_of, is_differentiated
 from pfedlms.checks import Array, Values, as_tensor, like_input
 from pfedlms.pull import cpu
 from pfedlms.sketch import Sketch
@@ -92,6 +92,12 @@ class Pull:
                 "strength at least 0, the smoothing above 0"
             )
         levels = self.thresholds.shape[1]
+        rising = levels > 0 and bool((self.thresholds.diff(dim=1) >= 0).all()) and not self.thresholds.isnan().any()
+        if not rising or not bool((self.deviations >= 0).all()):
+            raise ValueError(
+                "thresholds, deviations: got NaN, no or falling thresholds, or a negative deviation, expected at least "
+                "one threshold for each layer, rising ones, and deviations of at least 0"
+            )
         if bool((self.consensus > levels).any()):
             raise ValueError(
                 f"consensus: got symbols up to {int(self.consensus.max())}, expected 0 to {levels}, the number of "
@@ -108,7 +114,7 @@ class Pull:
         """λ Φᵀ ∇_y R̃_ρ(Φθ): `[clients, dim]` → `[clients, dim]`, or `[dim]` → `[dim]`. CPU kernels give the bits of the
         definition."""
         theta = self.sketch.check("params", params, self.sketch.dim)
-        where = "plain" if theta.requires_grad and torch.is_grad_enabled() else backend_of(theta)
+        where = "plain" if is_differentiated(theta) else backend_of(theta)
         if where == "cpu":
             return like_input(params, cpu.gradient(self, theta))
         if where == "gpu":

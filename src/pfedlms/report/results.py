@@ -3,6 +3,7 @@ LaTeX, in results.csv and in results.json."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import mean
@@ -20,7 +21,7 @@ from pfedlms.report.runs import (
     rows_of_finished,
     rows_of_runs,
 )
-from pfedlms.report.tables import Column, Summary, Table, accuracy_text, count_text, metric_text, mib_text
+from pfedlms.report.tables import PARTIAL, Column, Summary, Table, accuracy_text, count_text, metric_text, mib_text
 
 
 def _mib_per_round(*names: str) -> Callable[[Summary], float]:
@@ -89,7 +90,8 @@ def comparison(runs: Sequence[RunLike], swept: Section | None = None) -> Table:
         status = row[0].summary["status"]
         missing = f"{len(row)} of {len(planned[label])} seeds" if len(row) < len(planned[label]) else ""
         note = "best" if top and label == top.label else missing or (status if status != "finished" else "")
-        records.append({"name": f"{label} ({note})" if note else label, "row": label, **_over_seeds(row)})
+        name = f"{label} ({note})" if note else label
+        records.append({"name": name, "row": label, **({PARTIAL: missing} if missing else {}), **_over_seeds(row)})
     summaries = [run.summary for run in runs]
     methods = {summary["method"] for summary in summaries}
     reference = next((label for label, row in rows.items() if row[0].summary["method"] == REFERENCE), None)
@@ -105,7 +107,17 @@ def comparison(runs: Sequence[RunLike], swept: Section | None = None) -> Table:
     unit = accuracy_unit(summaries[0])
     maximum = "maximum, and " * any(map(_MAXIMUM["applies"], summaries))
     intro = f"{unit}, ± over seeds: {maximum}mean of the last evaluations, at most 10{chosen}."
+    if unlike := _unnamed_differences(runs, swept.axes if swept is not None else ()):
+        intro += f" Rows differ in {', '.join(unlike)}, too."
     return Table(columns, records, title, intro)
+
+
+def _unnamed_differences(runs: Sequence[RunLike], axes: Iterable[str]) -> list[str]:
+    """Settings of training in which rows differ though their names do not say so, `section.key`."""
+    _, differing = compare_settings([run.settings for run in runs])
+    named = {part.partition("=")[0] for run in runs for part in re.split("[: ]", run.label)}
+    keys = dict.fromkeys(key for settings in differing for key in settings if key.startswith("train."))
+    return [key for key in keys if key not in axes and key.partition(".")[2] not in named]
 
 
 def _over_seeds(runs: Sequence[RunLike]) -> dict[str, Any]:

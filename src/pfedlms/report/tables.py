@@ -23,6 +23,8 @@ TERMINAL_WIDTH = 80
 _CAPTION_WIDTH = 60
 """Title and caption have lines of at least so many characters, even where their table is narrower."""
 Summary = Mapping[str, Any]
+PARTIAL = "partial"
+"""A key of records that lack runs, such as those that diverged: what is left may be the best ones."""
 
 
 # --- how values are shown ---
@@ -126,9 +128,10 @@ class Table:
 
     def is_bold(self, record: Mapping[str, Any], column: Column) -> bool:
         """Whether the record has the highest value of a column that shows it in bold."""
-        if not column.bold_highest or len(self.records) < 2:
+        if not column.bold_highest or len(self.records) < 2 or PARTIAL in record:
             return False
-        values = [value for other in self.records if (value := self.sort_value(other, column)) is not None]
+        whole = [other for other in self.records if PARTIAL not in other]
+        values = [value for other in whole if (value := self.sort_value(other, column)) is not None]
         return bool(self.sort_value(record, column) == max(values, default=0.0))
 
     def sort_value(self, record: Mapping[str, Any], column: Column) -> Any:

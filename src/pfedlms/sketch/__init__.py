@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pfedlms import rng
-from pfedlms.backend import backend_of, to_device
+from pfedlms.backend import backend_of, is_differentiated, to_device
 from pfedlms.checks import Array, Values, as_tensor, check_floats, check_integer, like_input
 from pfedlms.models.layout import Layout
 from pfedlms.quantise import pack_signs, root_mean_squares
@@ -191,7 +191,8 @@ class Sketch:
     def spread(self, sketched: Tensor) -> Tensor:
         """D H Sᵀ u = √m Φᵀu: `[clients, Σ m]` → `[clients, dim]`. For signs u the results are integers of at most m ≤
         2^24, which are exact in every order of summation: so all devices give the same bits."""
-        result: Tensor = _implementation(sketched).adjoint(self, sketched, scaled=False)
+        rows = self.check("sketched", sketched, self.size)
+        result: Tensor = _implementation(rows).adjoint(self, rows, scaled=False)
         return result
 
     def spread_integers(self, sums: NDArray[np.float64]) -> Tensor:
@@ -224,7 +225,7 @@ class Sketch:
                 f"{name} {each.dtype} {list(each.shape)}" for name, each in zip(arguments, rows, strict=True)
             )
             raise ValueError(f"split: got {got}, expected the same type and shape of all three")
-        differentiated = next((each for each in rows if each.requires_grad), rows[0])
+        differentiated = next(filter(is_differentiated, rows), rows[0])
         sketched, unsent = _implementation(differentiated).split(self, *rows)
         return like_input(params, sketched), like_input(params, unsent)
 
@@ -245,7 +246,12 @@ class Sketch:
         D H Sᵀ v are integers, so only the product with c is rounded, and all devices give the same bits. Where c is
         zero the result is −0, because w + (−0) has the bits of w, even if w is −0.
         """
-        device = self.rows.device
+        device, sizes = self.rows.device, (-(-self.size // 8), len(self.shape.places))
+        if signs.dtype != np.uint8 or (signs.size, factors.size) != sizes:
+            raise ValueError(
+                f"signs, factors: got {signs.dtype} {list(signs.shape)} and {list(factors.shape)}, expected uint8 "
+                f"[{sizes[0]}] and [{sizes[1]}] for this sketch"
+            )
         if _uses_gpu_kernels(self.rows):
             from pfedlms.sketch import gpu
 
@@ -305,7 +311,7 @@ class _Definition:
 
 def _implementation(values: Tensor) -> Any:
     """The module or class that computes with `values`: the kernels of a device, or the definition."""
-    where = "plain" if values.requires_grad and torch.is_grad_enabled() else backend_of(values)
+    where = "plain" if is_differentiated(values) else backend_of(values)
     if where == "gpu":
         from pfedlms.sketch import gpu
 

@@ -31,7 +31,7 @@ import torch
 from numpy.typing import NDArray
 
 from pfedlms.backend import row_memory, run_kernel
-from pfedlms.checks import check_integer
+from pfedlms.checks import as_array, check_integer
 from pfedlms.errors import DecodeError
 from pfedlms.rng import SIGNS_OF_BYTE
 from pfedlms.wire.fields import Array, RowField, Values
@@ -49,7 +49,7 @@ def pack(symbols: Bytes | torch.Tensor, levels: int) -> bytes:
     >>> pack(np.array([1, 2, 0, 2], np.uint8), levels=3).hex()  # 1 + 2*3 + 0*9 + 2*27 = 61
     '3d'
     """
-    array = symbols.detach().cpu().numpy() if isinstance(symbols, torch.Tensor) else np.asarray(symbols)
+    array = as_array("symbols", symbols)
     if array.dtype != np.uint8 or array.ndim != 1:
         raise ValueError(f"symbols: got {array.dtype} of shape {list(array.shape)}, expected uint8 of shape [count]")
     field = Symbols("symbols", (array.size,), levels)
@@ -85,7 +85,7 @@ class Symbols(RowField):
         levels = check_integer("levels", self.levels, 2, 256)
         size, width = block_shape(levels)
         rows, symbols, byte = [], 0, 0
-        for count in self.segments:
+        for count in (check_integer("segments", size, 0) for size in self.segments):
             blocks, rest = divmod(count, size)
             bits = blocks * width + _width(rest, levels)
             last, end = symbols + count, byte + (bits + 7) // 8

@@ -13,6 +13,8 @@ if [ "${1:-}" = --rotate ]; then
     [ $# -gt 0 ] || { echo "./keys.sh --rotate: expected server or the number of a node" >&2 && exit 2; }
     mkdir -p keys/old
     for which in "$@"; do
+        if [ "$which" = server ]; then private=keys/server-signing.key; else private=keys/node-$which; fi
+        [ -e "$private" ] || { echo "./keys.sh --rotate $which: $private is not on this machine; call it where it is" >&2 && exit 2; }
         case $which in server) files=(keys/server-signing.key keys/server.pub) ;; *) files=("keys/node-$which" "keys/node-$which.pub") ;; esac
         for file in "${files[@]}"; do [ ! -e "$file" ] || mv "$file" "keys/old/$(basename "$file").$(date -u +%Y%m%dT%H%M%SZ)"; done
     done
@@ -20,6 +22,9 @@ fi
 [ -e keys/launcher-secret ] || head -c 32 /dev/urandom | base64 > keys/launcher-secret
 for which in ${@:-server @NODES@}; do
     if [ "$which" = server ]; then
+        if [ -e keys/server.pub ] && [ ! -e keys/server-signing.key ]; then
+            echo "./keys.sh: keys/server.pub is that of the server, on another machine; ./keys.sh K makes the key of a node" >&2 && exit 2
+        fi
         [ -e keys/server-signing.key ] || openssl genpkey -algorithm ed25519 -out keys/server-signing.key
         openssl pkey -in keys/server-signing.key -pubout -out keys/server.pub
     elif [[ ! $which =~ ^[0-9]+$ ]]; then

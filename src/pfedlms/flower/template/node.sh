@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# Node @NODE@: its place, state, data and device. Data of its own: data="folder:PATH", "file:PATH" or "module:function", with
-# paths from this folder and modules in it. State of runs that nobody continues is removed after `keep` days.
+# Node @NODE@: its place, state, data and device, in `config` below. Data of its own is data=\"file:PATH\", \"folder:PATH\" or
+# \"module:function\", with paths from this folder and modules in it:
+#     config="partition-id=@NODE@ state=\"$HERE/state\" device=\"cpu\" data=\"file:patients.csv\""
+# State of runs that nobody continues is removed after `keep` days.
 # It is started again whenever it ends: the server takes a node that was killed in again only after 40 seconds.
 # `./node-@NODE@.sh supernode` and `./node-@NODE@.sh app` start one half each, for users of their own: the second runs the
 # apps, and needs no key of the node.
@@ -18,7 +20,7 @@ export PYTHONPATH=$HERE${PYTHONPATH:+:$PYTHONPATH}
 python=$(python_of flower-supernode) port=$((NODE_PORT + @NODE@)) key="server-key=\"$HERE/keys/server.pub\""
 config="partition-id=@NODE@ state=\"$HERE/state\" device=\"cpu\" keep=90"
 if [ "${1:-}" = --node-config ]; then config=$2; fi
-supernode='flower-supernode --superlink "$SERVER:$PORT" --root-certificates certificates/ca.crt --isolation process \
+supernode='"$python" -m pfedlms.flower.supernode --superlink "$SERVER:$PORT" --root-certificates certificates/ca.crt --isolation process \
     --auth-supernode-private-key keys/node-@NODE@ --host 127.0.0.1 --port "$port" \
     --superexec-auth-secret-file keys/launcher-secret --node-config "$config $key"'
 app='"$python" -m pfedlms.flower.launcher node "$HERE" "127.0.0.1:$port"'
