@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+import socketserver
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -117,3 +121,31 @@ def test_a_stopped_server_resumes(flotilla: Flotilla, way: str) -> None:
     flotilla.run(run_config(chosen), name=f"{name}-again")
     assert "resumed after round 1" in flotilla.wait_for_end(f"{name}-again")
     check(flotilla, chosen)
+
+
+class Plain(socketserver.BaseRequestHandler):
+    """Answers without TLS, as a proxy or a captive portal does."""
+
+    def handle(self) -> None:
+        self.request.recv(1 << 12)
+        self.request.sendall(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n")
+
+
+def online(flotilla: Flotilla) -> int:
+    nodes = json.loads(flotilla.call("flwr", "supernode", "list", "federation", "--format", "json"))["nodes"]
+    return sum(node["status"] == "online" for node in nodes)
+
+
+def test_nodes_are_back_after_another_program_was_at_the_gates_port(flotilla: Flotilla) -> None:
+    """Flower's own node stays alive without a connection for ever."""
+    wait_until(lambda: online(flotilla) >= 3, 120, "the nodes are online")
+    there = online(flotilla)
+    flotilla.end("gate")
+    with socketserver.ThreadingTCPServer(("127.0.0.1", flotilla.port), Plain) as plain:
+        threading.Thread(target=plain.serve_forever, daemon=True).start()
+        wait_until(lambda: "no TLS connection to the server" in flotilla.log_text("node-0"), 120, "an error of TLS")
+        plain.shutdown()
+    flotilla.start("gate", "./gate.sh")
+    wait_until(lambda: "started again in 5 s" in flotilla.log_text("node-0"), 60, "a new start")
+    time.sleep(60)  # by then the server would know that nodes are gone
+    wait_until(lambda: online(flotilla) == there, 120, "the nodes are back")
