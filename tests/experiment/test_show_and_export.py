@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -186,6 +187,21 @@ def test_clients_are_shown_and_exported_by_number_and_name(tmp_path: Path, capsy
     capsys.readouterr()
     assert main([*export, "soth", "-o", str(tmp_path / "m.pt")]) == 2
     assert "client: got soth, expected 0 to 2, or a name: did you mean south" in capsys.readouterr().err
+
+
+def test_show_says_that_a_run_is_being_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown: list[str] = []
+
+    def show(run: Any, record: Any) -> None:
+        if record["round"] == 2:
+            assert main(["show", str(tmp_path / "r")]) == 0
+            shown.extend(capsys.readouterr())
+
+    pfedlms.run(method="local", out=tmp_path / "r", callbacks=[SimpleNamespace(on_evaluation=show)], **SMALL)
+    out, err = shown
+    assert "local (running)" in out
+    assert "after 2 rounds; it is being trained now" in err
+    assert "resume" not in err
 
 
 def test_show_prints_the_metrics_of_a_killed_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

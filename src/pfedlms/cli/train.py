@@ -171,6 +171,8 @@ def how_to_resume(result: Any, state: str) -> str:
         so_far = f"with {finished} of {count_text(len(result.planned), 'run')} finished"
     else:
         so_far = f"after {count_text(result.summary['rounds'], 'round')}"
+    if any(run.summary["status"] == "running" for run in getattr(result, "runs", [result])):
+        return f"{so_far}; it is being trained now"
     on_nodes = RunDirectory(result.directory).on_nodes
     command = RESTART_SERVER if on_nodes else resume_instruction(result.directory, result.settings)
     return f"{so_far}; {state}. Resume with: {command}"

@@ -71,8 +71,8 @@ class Run:
         totals = self.metrics[-1] if self.metrics else {"round": 0, "bytes": asdict(Traffic()), "seconds": 0.0}
         if summary is not None and summary["rounds"] >= totals["round"]:
             return summary
-        checkpoint = self._stored.load_checkpoint()
-        return summarise(self.config, self.metrics, checkpoint["facts"] if checkpoint else {}, "interrupted", totals)
+        checkpoint, status = self._stored.load_checkpoint(), "running" if self._stored.is_locked else "interrupted"
+        return summarise(self.config, self.metrics, checkpoint["facts"] if checkpoint else {}, status, totals)
 
     @property
     def federation(self) -> Federation:
@@ -177,7 +177,7 @@ class Run:
     @property
     def interrupted(self) -> bool:
         """Whether rounds remain to be trained."""
-        return bool(self.summary["status"] == "interrupted")
+        return self.summary["status"] in ("interrupted", "running")
 
     @property
     def has_started(self) -> bool:

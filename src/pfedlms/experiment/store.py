@@ -93,6 +93,18 @@ class RunDirectory(ExitStack):
                 f"{self.path}: another process is running here; wait for it or name another out=DIR"
             ) from error
 
+    @property
+    def is_locked(self) -> bool:
+        """Whether a process trains the run now."""
+        try:
+            with open(self.path / ".lock", "rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # there is none yet
+            return False
+        return False
+
     def append_metrics(self, record: dict[str, Any]) -> None:
         with self._storage_errors(), open(self._metrics, "ab") as file:
             file.write(json.dumps(record).encode() + b"\n")

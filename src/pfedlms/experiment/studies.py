@@ -79,7 +79,7 @@ class Study:
     @property
     def interrupted(self) -> bool:
         """Whether runs remain to be trained."""
-        unfinished = any(run.summary["status"] == "interrupted" for run in self.runs)
+        unfinished = any(run.interrupted for run in self.runs)
         return unfinished or len(self.runs) < len(self.planned)
 
     @property
