@@ -38,6 +38,7 @@ ALLOWED = {
     "plugins.py": {"import_module"},  # modules of the user's own, by --import
     "launcher.py": {"import_module"},  # Flower's own, whose names it has to follow
     "superlink.py": {"import_module"},
+    "supernode.py": {"import_module"},
 }
 
 

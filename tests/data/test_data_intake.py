@@ -242,7 +242,7 @@ def test_labels_of_any_kind_become_class_numbers_with_names(labels: Any, names: 
     data = partitioned(read((X, labels)), Partitioning(*PARTITION))
     assert equal_data(data, from_pool(X, Y, Partitioning(*PARTITION)))
     assert data.names == names
-    differs = data.fingerprint() != from_pool(X, Y, Partitioning(*PARTITION)).fingerprint()
+    differs = data.fingerprint != from_pool(X, Y, Partitioning(*PARTITION)).fingerprint
     assert differs == bool(names)
 
 
@@ -319,12 +319,12 @@ def test_class_names_of_a_data_set_are_used(make: Callable[[], Any]) -> None:
 def test_the_fingerprint_differs_for_whole_numbers_and_is_stable_for_floats() -> None:
     whole = partitioned(read((TOKENS, Y)), Partitioning(*PARTITION))
     floats = partitioned(read((TOKENS.astype(np.float32), Y)), Partitioning(*PARTITION))
-    assert whole.fingerprint() != floats.fingerprint()
+    assert whole.fingerprint != floats.fingerprint
     # By hand, as checkpoints of the previous version have it.
     digest = hashlib.sha256(str((floats.x.shape, 3)).encode())
     for part in (floats.x.numpy(), floats.y.numpy(), *floats.train, *floats.test):
         digest.update(len(part).to_bytes(8, "little") + part.tobytes())
-    assert floats.fingerprint() == digest.hexdigest()
+    assert floats.fingerprint == digest.hexdigest()
 
 
 RAGGED = [list(range(3 + place % 2)) for place in range(60)]
@@ -345,7 +345,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "parts": (lambda: ((X, X), Y), "data: got 2 samples and 60 labels, expected as many of each"),
     "items of parts": (lambda: Items([{"a": x} for x in X], Y), "data: got samples .* object, expected an array"),
     "items of three": (lambda: tensors(X, X, Y), "item 0 is a tuple of 3, .* one tensor, .* flatten several parts"),
-    "no samples": (lambda: (X[:0], Y[:0]), r"data: got samples of shape \(0, 4\)"),
+    "no samples": (lambda: (X[:0], Y[:0]), "data: got no samples; leave out clients"),
     "unlike clients": (lambda: {"a": TRAIN, "b": (TOKENS, Y)}, r"client 'b': got samples of shape \(7,\)"),
     "ragged": (lambda: (RAGGED, Y), "data: samples must be arrays of numbers, all of one shape .* pad, cut or resize"),
     "text": (lambda: (TEXTS.tolist(), Y), "got samples of .* type <U3, .* text into token ids"),
@@ -415,7 +415,7 @@ def test_whole_numbers_become_floats_for_a_model_without_embedding() -> None:
     assert whole.federation.data.x.dtype == torch.float32
     drop = {"seconds": None}
     assert [record | drop for record in whole.metrics] == [record | drop for record in floats.metrics]
-    assert whole.federation.data.fingerprint() == floats.federation.data.fingerprint()
+    assert whole.federation.data.fingerprint == floats.federation.data.fingerprint
 
 
 @pytest.mark.parametrize(

@@ -97,12 +97,12 @@ def test_different_data_have_different_fingerprints(cached: int, monkeypatch: py
         for seed, share, scheme in [(0, 0, "iid"), (1, 0, "iid"), (0, 0.2, "iid"), (0, 0.3, "iid"), (0, 0, "classes")]
     ]
     made.append(from_pool(x[::-1], y[::-1], Partitioning(5, 0.5, 0, 2, 0, "iid")))
-    assert len({data.fingerprint() for data in made}) == 6
+    assert len({data.fingerprint for data in made}) == 6
     assert any(data.train.splits.cache for data in made) == (cached == 5)
     again = from_pool(x, y, Partitioning(5, 0.5, 0, 2, 0.2, "iid"))
-    assert again.fingerprint() == made[2].fingerprint()
+    assert again.fingerprint == made[2].fingerprint
     hidden = FederatedData(again.x, again.y, tuple(again.train), tuple(again.test), again.classes)
-    assert hidden.fingerprint() != again.fingerprint()
+    assert hidden.fingerprint != again.fingerprint
 
 
 def save(folder: Path, **arrays: np.ndarray) -> str:

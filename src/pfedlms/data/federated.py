@@ -86,12 +86,8 @@ class FederatedData:
         train, test = zip(*self.newcomers, strict=True)
         return replace(self, train=train, test=test, validation=(), client_names=(), newcomers=())
 
-    def fingerprint(self) -> str:
-        """A digest that differs for different data, computed once."""
-        return self._fingerprint
-
     @cached_property
-    def _fingerprint(self) -> str:
+    def fingerprint(self) -> str:
         """SHA-256 over samples, labels and each client's indices; where there are very many clients, over what these
         are drawn from. The type of samples counts unless it is float32, names of classes where there are any."""
         digest = hashlib.sha256(str((self.x.shape, self.classes)).encode())

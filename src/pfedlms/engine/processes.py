@@ -148,7 +148,7 @@ class SharedFederation(Federation):
     @one_thread_per_operator()
     def serve(self) -> Any:
         """Execute what rank 0 calls until its run ends; returns the result that rank 0 passed on, see `lead`."""
-        with _ignore_signals():
+        with handle_signals(signal.SIG_IGN):
             while True:
                 name, arguments = _receive(0)
                 if name == "end":
@@ -307,14 +307,14 @@ def _picklable(error: Exception) -> Exception:
 
 
 @contextmanager
-def _ignore_signals() -> Iterator[None]:
-    """Within it SIGINT and SIGTERM are ignored. They reach all processes, but rank 0 decides when the run ends."""
+def handle_signals(handler: Any) -> Iterator[None]:
+    """Within it `handler` receives SIGINT and SIGTERM. Only the main thread can install handlers."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

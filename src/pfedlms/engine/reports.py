@@ -32,10 +32,6 @@ class Traffic:
     def as_tuple(self) -> tuple[int, int, int, int, int]:
         return (self.up_payload, self.up_framing, self.down_payload, self.down_framing, self.catch_up)
 
-    @property
-    def total(self) -> int:
-        return sum(self.as_tuple())
-
 
 @dataclass(frozen=True)
 class Evaluation:

@@ -21,7 +21,7 @@ from pfedlms.experiment.prepare import NAMED_PROBLEM, load_named_pool, partition
 from pfedlms.methods import METHODS
 from pfedlms.methods.contract import Method
 from pfedlms.models import CohortModel, build
-from pfedlms.wire.frames import SERVER, Intake, frame
+from pfedlms.wire.frames import HEADER_BYTES, SERVER, Intake, frame
 
 
 def message_cost(method: Method) -> Traffic:
@@ -32,8 +32,8 @@ def message_cost(method: Method) -> Traffic:
     for exchange in method.exchanges:
         for message, sender, samples in ((exchange.up, 0, 1), (exchange.down, SERVER, 0)):
             data = frame(message, message.example(), round=0, sender=sender, samples=samples, digest=digest)
-            payload = Intake(message, digest, 0, (sender,)).accept(data).payload_bytes
-            framing = len(data) - payload
+            Intake(message, digest, 0, (sender,)).accept(data)
+            payload, framing = len(data) - HEADER_BYTES, HEADER_BYTES
             total += Traffic(0, 0, payload, framing) if sender == SERVER else Traffic(payload, framing)
     return total
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 import platform
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -17,6 +16,7 @@ from pfedlms.backend import COMPILATION
 from pfedlms.data import FederatedData
 from pfedlms.data.sources import path_kind
 from pfedlms.engine import Evaluation, RoundReport, Traffic
+from pfedlms.engine.processes import handle_signals
 from pfedlms.errors import DivergedError, RunDirectoryError, RunError
 from pfedlms.experiment.callbacks import Callbacks, RunInfo, SharedModelWarning
 from pfedlms.experiment.config import Config
@@ -67,7 +67,7 @@ class ActiveRun(RunInfo):
     def step(self, evaluate: bool) -> RoundReport:
         """Train one round; the report says whether it is to be evaluated."""
         report: RoundReport = self.federation.play_round(evaluate_global=evaluate)
-        return replace(report, evaluated=evaluate)
+        return report
 
     def extra_fields(self, of: str) -> dict[str, Any]:
         """Fields that a subclass adds to the record of a round, an evaluation or the summary."""
@@ -155,7 +155,6 @@ class ActiveRun(RunInfo):
                 "samples": list(data.samples),
                 "integers": not data.x.is_floating_point(),
                 "tokens": data.tokens,
-                "parameters": self.federation.model.layout.dim,
                 "facts": self._facts(),
                 "federation": self.federation.state(),
                 "traffic": list(self._traffic.as_tuple()),
@@ -351,15 +350,8 @@ def signals(at_once: bool = False) -> Iterator[Callable[[], int]]:
     def first() -> int:
         return received[0] if received else 0
 
-    if threading.current_thread() is not threading.main_thread():
+    with handle_signals(handle):
         yield first
-        return
-    earlier = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield first
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
 
 
 RunOrStudy = TypeVar("RunOrStudy", bound=Any)
@@ -446,4 +438,4 @@ def fixed_settings(config: Config) -> dict[str, Any]:
 def fingerprint(config: Config, data: FederatedData) -> str | None:
     """Fingerprint of data given in Python or by path. Named data sets need none: their settings identify them."""
     is_own = config.data.dataset == CUSTOM or path_kind(config.data.dataset)
-    return data.fingerprint() if is_own else None
+    return data.fingerprint if is_own else None

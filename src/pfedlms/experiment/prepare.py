@@ -18,7 +18,7 @@ from pfedlms.engine import Federation, processes
 from pfedlms.engine.criterion import Criterion
 from pfedlms.engine.participation import Participation
 from pfedlms.errors import DataError, PfedlmsError, UsageError, reason
-from pfedlms.experiment.config import Config, default_constants, format_constants
+from pfedlms.experiment.config import Config, format_constants
 from pfedlms.experiment.memory import all_clients_fit, fitting_cohort
 from pfedlms.experiment.problem import Problem, match_input_type, trial_outputs, trial_samples
 from pfedlms.experiment.rules import ineffective_data_settings, ineffective_settings, parse_constants, warn_once
@@ -141,8 +141,7 @@ def load_named_pool(config: Config) -> Pool:
     source = chosen.dataset, chosen.dir or None, chosen.image_size, chosen.label_column, chosen.owner_column
     windows = Windows(chosen.tokens, chosen.window, chosen.stride, chosen.min_tokens)
     options: dict[str, Any] = {"text": chosen.text_column, "windows": windows}
-    defaults = default_constants({"dataset": chosen.dataset, "mean": ""})
-    if chosen.mean and defaults != {"mean": chosen.mean, "std": chosen.std}:
+    if chosen.mean:
         options |= {"mean": parse_constants(chosen.mean), "std": parse_constants(chosen.std)}
     cache = {} if _POOL_CACHE is None else _POOL_CACHE
     key = source, tuple(options.items())

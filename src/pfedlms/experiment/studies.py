@@ -204,7 +204,7 @@ class Study:
                     client_data = load_client_data(replace(run.config.quiet(), data=data), problem)
                     # Of whole numbers a model that calculates takes floats, and their fingerprint is stored.
                     as_floats = replace(client_data, x=client_data.x.float())
-                    fingerprints[data, seed] = {client_data.fingerprint(), as_floats.fingerprint()}
+                    fingerprints[data, seed] = {client_data.fingerprint, as_floats.fingerprint}
                 if run.summary["data_fingerprint"] not in fingerprints[data, seed]:
                     other = "was trained on other data than given now"
             if other:

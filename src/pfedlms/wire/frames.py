@@ -164,7 +164,6 @@ class Received(NamedTuple):
     sender: int
     samples: int
     values: dict[str, Array]
-    payload_bytes: int
 
 
 class ReceivedRows(NamedTuple):
@@ -195,7 +194,7 @@ class Intake:
         for name, value in values.items():
             kept[name][...] = value
         self._seen.add(sender)
-        return Received(sender, samples, dict(kept), len(payload))
+        return Received(sender, samples, dict(kept))
 
     def accept_rows(self, frames: Array) -> ReceivedRows | None:
         """Accept every row of `frames`, uint8 `[clients, size]`. If one of them is not valid, return None and accept
