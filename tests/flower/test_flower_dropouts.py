@@ -123,12 +123,16 @@ def test_a_stopped_server_resumes(flotilla: Flotilla, way: str) -> None:
     check(flotilla, chosen)
 
 
-class Plain(socketserver.BaseRequestHandler):
-    """Answers without TLS, as a proxy or a captive portal does."""
-
+class Refusal(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         self.request.recv(1 << 12)
         self.request.sendall(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n")
+
+
+class Plain(socketserver.ThreadingTCPServer):
+    """Answers without TLS, as a proxy or a captive portal does."""
+
+    allow_reuse_address = True
 
 
 def online(flotilla: Flotilla) -> int:
@@ -141,7 +145,7 @@ def test_nodes_are_back_after_another_program_was_at_the_gates_port(flotilla: Fl
     wait_until(lambda: online(flotilla) >= 3, 120, "the nodes are online")
     there = online(flotilla)
     flotilla.end("gate")
-    with socketserver.ThreadingTCPServer(("127.0.0.1", flotilla.port), Plain) as plain:
+    with Plain(("127.0.0.1", flotilla.port), Refusal) as plain:
         threading.Thread(target=plain.serve_forever, daemon=True).start()
         wait_until(lambda: "no TLS connection to the server" in flotilla.log_text("node-0"), 120, "an error of TLS")
         plain.shutdown()
