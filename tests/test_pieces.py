@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 import pfedlms.aggregate
 import pfedlms.models.layout
@@ -142,6 +143,9 @@ def test_forward_and_adjoint_are_gradients_of_each_other() -> None:
     given = [normal(1, sketch.dim, seed=seed, dtype=torch.float64).requires_grad_() for seed in range(3)]
     assert torch.autograd.gradcheck(lambda *own: sketch.split(*own)[1], given)
     assert torch.autograd.gradcheck(some_pull(3, 0.1, 0.3).pull.gradient, given[0])
+    with forward_ad.dual_level():  # forward derivatives, which kernels would lose
+        along = forward_ad.unpack_dual(sketch.forward(forward_ad.make_dual(theta.detach(), theta.detach()))).tangent
+    torch.testing.assert_close(along, (theta @ dense.T).detach())
 
 
 SKETCH = sketch_of(16, 5)
@@ -171,6 +175,14 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: pull(tau=TAU[:1]), r"thresholds, .*: got \[1, 2\], .* expected \[2, T\], \[2\] and torch.uint8 \[12\]"),
     (lambda: pull(consensus=CONSENSUS[:5]), r"consensus: got .* torch.uint8 \[5\], expected"),
     (lambda: pull(consensus=CONSENSUS + 3), "consensus: got symbols up to 3, expected 0 to 2"),
+    (lambda: pull(tau=TAU.flip(1)), "thresholds, deviations: got NaN, no or falling thresholds, or a negative"),
+    (lambda: pull(tau=TAU * torch.nan), "thresholds, deviations: got NaN"),
+    (lambda: pull(sigma=-SIGMA), "thresholds, deviations: got .* or a negative deviation"),
+    (lambda: SKETCH.spread(torch.ones(1, 3)), r"sketched: got shape \(1, 3\), expected \[clients, 12\]"),
+    (lambda: SKETCH.step(np.zeros(1, np.uint8), ONE[0]), r"signs, factors: got uint8 \[1\] and \[1\], expected uint8"),
+    (lambda: thresholds_of(ONE[0], -ONE[0], ONE[0]), r"mean, deviation: got .*, expected one of each for every"),
+    (lambda: statistics(X, [21, 0]), "sizes: got 0, expected a whole number of at least 1"),
+    (lambda: weighted_medians([2**63, 1], np.ones((2, 1))), "weights: got .*; their sum must be a whole number of 64"),
     (lambda: pull(rho=0), "strength, smoothing: got 0.1 and 0, expected finite numbers"),
     (lambda: Vote(3, 0), "thresholds: got 0, expected a whole number from 1 to 255; symbols"),
     (lambda: Vote(3, 1).add(np.zeros(3), 1), r"vote: got symbols up to 0 of float64 \(3,\), expected .* uint8"),

@@ -13,7 +13,7 @@ from torch import nn
 
 import pfedlms
 from pfedlms.data import Partitioning, batch_positions, from_pool, load_dataset
-from pfedlms.errors import DataError, UsageError
+from pfedlms.errors import DataError, DataWarning, UsageError
 from pfedlms.methods import METHODS
 
 X, Y = load_dataset("digits")
@@ -175,6 +175,15 @@ def test_labels_of_a_new_device_are_read_as_class_names_first() -> None:
     assert accuracy(run.personalise((few, outputs - 1), local_steps=60), few, outputs) > 90
     with pytest.raises(DataError, match=r"got the class '2', expected one of the classes -1, 0, 1$"):
         run.personalise((few, outputs))
+    with pytest.raises(DataError, match=r"got the class '2', expected one of the classes -1, 0, 1$"):
+        run.personalise((few[outputs == 2], outputs[outputs == 2]))  # no label is a name, so it might be a number
+
+
+def test_numbers_for_named_classes_are_taken_in_their_order_with_a_warning() -> None:
+    run = pfedlms.run((X, np.array(["b", "c", "a"])[Y % 3]), module, method="fedavg", **SMALL)
+    few, outputs = X[:60], (Y[:60] + 1) % 3
+    with pytest.warns(DataWarning, match="labels are numbers, in the order of the classes: 0 for a, 1 for b, 2 for c"):
+        assert accuracy(run.personalise((few, outputs), local_steps=60), few, outputs) > 90
 
 
 def test_targets_of_a_new_device_are_numbers_where_those_of_the_run_were() -> None:

@@ -59,6 +59,10 @@ def binary_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
 
 
+def indexed(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
 def loss(own: Any, **more: Any) -> dict[str, Any]:
     return {"data": (X, NUMBERS), "loss": own, **more}
 
@@ -127,6 +131,10 @@ LOSSES: dict[str, tuple[dict[str, Any], str]] = {
     "failure": (loss(lambda o, t: 1 / 0), "loss: fails on outputs of shape .*division by zero"),
     "no gradient": (loss(lambda o, t: squared_error(o, t).detach()), "numbers without a gradient"),
     "name": (loss("mse"), "loss: got 'mse', expected a function"),
+    "labels from 1": (
+        {"data": (X, np.repeat([1, 2, 3], [60, 19, 1])), "loss": indexed, "model": lambda: nn.Linear(4, 3)},
+        r"^loss: fails on .* \(.*out of bounds",
+    ),
     "whole numbers": (loss(binary_loss, data=(X, (X[:, :2] > 0).astype(int))), r"^loss: fails on .*torch.int64 \("),
     "metric of numpy": ({"metric": lambda o, t: o.numpy()[:, 0]}, "^metric: got ndarray, expected a tensor"),
     "metric": ({"metric": ("name", 3)}, r"metric: got 3, expected a function .*, or a pair \(name, function\)"),
@@ -253,6 +261,11 @@ def test_a_setting_without_effect_is_warned_about_once(data: Any, settings: Any,
         pfedlms.run(data, linear, **settings, **(QUICK if data is CLIENTS else FEW))
     assert len(caught) == (text is not None)
     assert all(str(each.message).startswith(str(text)) for each in caught)
+
+
+def test_a_batch_of_far_more_than_all_samples_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="batch_size: 900 is far more than the 80 samples; a batch is always full"):
+        pfedlms.run((X, Y), linear, **{**FEW, "batch_size": 900})
 
 
 def test_a_resumed_run_does_not_repeat_the_warning(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import factories
 from definitions import dense_phi
 from factories import cohort_of, hold, layout_of, normal, task_of
 from pfedlms.methods import Exchange
-from pfedlms.methods.obcsaa import decode_mean_of_signs
+from pfedlms.methods.obcsaa import decode_mean_of_signs, keep_largest
 from pfedlms.sketch import Sketch
 
 
@@ -112,3 +112,11 @@ def test_updates_of_zero_do_not_move_the_model(downlink: str) -> None:
     )
     assert torch.equal(server["model"], start)
     assert all(torch.equal(row, start) for row in after.params)
+
+
+def test_of_equal_entries_the_first_are_kept() -> None:
+    """With equal weights many entries of the decoder are alike; any choice among them would part clients and server."""
+    kept = keep_largest(torch.tensor([[1.0, -2.0, 2.0, -1.0, 2.0]]), 4)
+    assert kept.tolist() == [[1.0, -2.0, 2.0, 0.0, 2.0]]
+    kept = keep_largest(torch.tensor([[1.0, -2.0, 2.0, -1.0, 2.0]]), 2)
+    assert kept.tolist() == [[0.0, -2.0, 2.0, 0.0, 0.0]]

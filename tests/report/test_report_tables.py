@@ -74,6 +74,19 @@ def test_unfinished_runs_are_left_out_of_means_and_title() -> None:
     assert (stc["p_acc_max"], stc["name"]) == (Spread(20), "stc (interrupted)")
     assert table.title.endswith("· 2 clients · 2 rounds")
     assert comparison([cut]).title.endswith("· 1 round")
+    ours = table.visible_columns[1]
+    assert [table.is_bold(record, ours) for record in table.records] == [
+        True,
+        False,
+    ]  # the seed that is left may be lucky
+
+
+def test_settings_of_training_that_no_name_tells_are_in_the_caption() -> None:
+    runs = [stored_run(label, make_summary("stc", [50.0])) for label in ("stc", "stc:local_steps=3")]
+    for run, steps, rate in zip(runs, (20, 3), (0.1, 0.5), strict=True):
+        run.settings["train"] = {"local_steps": steps, "learning_rate": rate}
+    assert "Rows differ in train.learning_rate, too." in comparison(runs).intro
+    assert "Rows differ" not in comparison(runs[:1]).intro
 
 
 @pytest.mark.parametrize(

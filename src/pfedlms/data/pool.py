@@ -310,7 +310,7 @@ def class_numbers(pool: Pool, names: tuple[str, ...]) -> NDArray[np.int64]:
     these are no numbers themselves."""
     labels = pool.names or tuple(map(str, range(pool.classes)))
     present = [labels[k] for k in np.unique(pool.y)]
-    by_name = any(name in names for name in present) or all(name.isdecimal() for name in names)
+    by_name = any(name in names for name in present) or all(name.lstrip("-").isdecimal() for name in names)
     known = names if by_name else tuple(map(str, range(len(names))))
     numbers = {name: number for number, name in enumerate(known)}
     if unknown := [name for name in present if name not in numbers]:
@@ -319,8 +319,6 @@ def class_numbers(pool: Pool, names: tuple[str, ...]) -> NDArray[np.int64]:
         raise DataError(f"data: got the class {shown}, expected one of the classes {', '.join(names)}{or_numbers}")
     if not by_name:
         meant = ", ".join(f"{number} for {name}" for number, name in enumerate(names[:3])) + ", …" * (len(names) > 3)
-        warnings.warn(
-            f"data: its labels are numbers, taken in the order of the classes: {meant}", DataWarning, stacklevel=3
-        )
+        warnings.warn(f"data: labels are numbers, in the order of the classes: {meant}", DataWarning, stacklevel=3)
     places: NDArray[np.int64] = np.array([numbers.get(name, 0) for name in labels], dtype=np.int64)[pool.y]
     return places

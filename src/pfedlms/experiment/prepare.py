@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -27,6 +28,8 @@ from pfedlms.models import CohortModel
 from pfedlms.models.intake import trainable_module
 from pfedlms.settings import CUSTOM
 
+_MAX_REPEATS = 10
+"""A batch of more times all samples is warned of."""
 NAMED_PROBLEM = Problem()
 """A problem of which nothing was given in Python: the configuration names its data and model."""
 
@@ -85,6 +88,12 @@ def build_parts(config: Config, data: Callable[[], FederatedData], problem: Prob
     warn_once(ineffective_settings(config))
     with execution_settings(config):
         client_data = data()
+        if config.train.batch_size > _MAX_REPEATS * len(client_data.y):
+            warnings.warn(
+                f"train.batch_size: {config.train.batch_size:,} is far more than the {len(client_data.y):,} samples; a "
+                "batch is always full, so every step repeats a client's samples many times",
+                stacklevel=2,
+            )
         try:
             module = problem.module(config, client_data)
             module = trainable_module(module, trial_samples(client_data), rng.stream(config.run.seed, "initial"))
