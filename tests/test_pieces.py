@@ -126,6 +126,7 @@ def test_all_steps_from_sketch_to_pull_keep_the_type(of: Any) -> None:
     assert Pull(sketch, tau, deviation, vote.result(), 0.1, 0.1).gradient(of(theta)).shape == (3, 21)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # of torch itself
 def test_forward_and_adjoint_are_gradients_of_each_other() -> None:
     """Against a dense Φ, through functions that are not linear, to the second order, of rows and of a vector. Other
     functions can be differentiated, too: that of the pull is piecewise linear."""

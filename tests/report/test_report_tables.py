@@ -75,10 +75,7 @@ def test_unfinished_runs_are_left_out_of_means_and_title() -> None:
     assert table.title.endswith("· 2 clients · 2 rounds")
     assert comparison([cut]).title.endswith("· 1 round")
     ours = table.visible_columns[1]
-    assert [table.is_bold(record, ours) for record in table.records] == [
-        True,
-        False,
-    ]  # the seed that is left may be lucky
+    assert [table.is_bold(record, ours) for record in table.records] == [True, False]  # what is left may be lucky
 
 
 def test_settings_of_training_that_no_name_tells_are_in_the_caption() -> None:
