@@ -63,6 +63,12 @@ def prepare(config: Config, problem: Problem = NAMED_PROBLEM, shared: bool = Fal
     """A federation before its first local step: device, data, partition, model, loss and method. With `shared` its
     clients are distributed over the processes that torchrun started."""
     parts = build_parts(config, lambda: load_client_data(config, problem), problem)
+    if config.train.batch_size > _MAX_REPEATS * len(parts.data.y):
+        warnings.warn(
+            f"train.batch_size: {config.train.batch_size:,} is far more than the {len(parts.data.y):,} samples; a batch is "
+            "always full, so every step repeats a client's samples many times",
+            stacklevel=2,
+        )
     with execution_settings(config):
         participation = Participation(parts.data.clients, config.train.participation, config.run.seed)
         size = config.run.cohort_size or int(config.run.reference)
@@ -88,12 +94,6 @@ def build_parts(config: Config, data: Callable[[], FederatedData], problem: Prob
     warn_once(ineffective_settings(config))
     with execution_settings(config):
         client_data = data()
-        if config.train.batch_size > _MAX_REPEATS * len(client_data.y):
-            warnings.warn(
-                f"train.batch_size: {config.train.batch_size:,} is far more than the {len(client_data.y):,} samples; a "
-                "batch is always full, so every step repeats a client's samples many times",
-                stacklevel=2,
-            )
         try:
             module = problem.module(config, client_data)
             module = trainable_module(module, trial_samples(client_data), rng.stream(config.run.seed, "initial"))
