@@ -65,8 +65,8 @@ def prepare(config: Config, problem: Problem = NAMED_PROBLEM, shared: bool = Fal
     parts = build_parts(config, lambda: load_client_data(config, problem), problem)
     if config.train.batch_size > _MAX_REPEATS * len(parts.data.y):
         warnings.warn(
-            f"train.batch_size: {config.train.batch_size:,} is far more than the {len(parts.data.y):,} samples; a batch is "
-            "always full, so every step repeats a client's samples many times",
+            f"train.batch_size: {config.train.batch_size:,} is far more than the {len(parts.data.y):,} samples; a "
+            "batch is always full, so every step repeats a client's samples many times",
             stacklevel=2,
         )
     with execution_settings(config):
