@@ -111,7 +111,7 @@ def run_all(todo: Sequence[tuple[Cell, Config]], options: argparse.Namespace, co
             cells={name: settings(config) for name, (_, config) in planned.items()},
             out=folder, workers=options.workers, seconds=left, callbacks=[rows], progress=False,
         ).runs:  # fmt: skip
-            if each.summary["status"] != "interrupted" and each.directory is not None:
+            if not each.interrupted and each.directory is not None:
                 shutil.rmtree(each.directory)
         done += len(planned) - rows.left
     print(f"{done} of {len(todo)} cells done in {time.time() - began:.0f} s")

@@ -11,22 +11,8 @@ import torch
 from torch import Tensor
 
 from pfedlms.backend import to_device
-from pfedlms.errors import MethodError
 
 Tensors = dict[str, Tensor]
-
-
-class EndedValues(dict[str, Tensor]):
-    """`scratch` or `heard` once its round has ended: empty. A default in place of an entry would be silently wrong, so
-    `get` has none."""
-
-    def __missing__(self, name: str) -> Tensor:
-        raise MethodError(
-            f"got {name!r} of the round before, whose scratch and heard have ended; keep it by with_state"
-        )
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self[name]
 
 
 @dataclass(frozen=True)
@@ -96,7 +82,7 @@ class Cohort:
 
     def without_round_values(self) -> Cohort:
         """Without `scratch` and `heard`, the values of the current round."""
-        return replace(self, scratch=EndedValues(), heard=EndedValues()) if self.scratch or self.heard else self
+        return replace(self, scratch={}, heard={}) if self.scratch or self.heard else self
 
     def with_state(self, **values: Tensor) -> Cohort:
         return replace(self, state={**self.state, **values})

@@ -281,6 +281,19 @@ class GradientNotReturned(Local):
         return Unreturned()
 
 
+class SometimesNone(Local):
+    """Its gradient is None while there is nothing to pull towards, which is right."""
+
+    name = "sometimes"
+
+    def objective(self, cohort: Cohort, round: int) -> Objective:
+        class Later(Objective):
+            def gradient(self, params: Tensor) -> Tensor | None:
+                return None if round < 1 else 0.1 * params
+
+        return Later()
+
+
 class WritesInitial(Local):
     name = "overwriting"
 
@@ -604,6 +617,10 @@ def test_a_right_method_passes(tracks: bool) -> None:
     whole.tracks = tracks
     whole.sketches, whole.global_state = 3, lambda self: self.sketches  # which is used, so it is not misspelt
     assert str(check_method(whole)).startswith("averaging: all checks passed")
+
+
+def test_a_gradient_may_be_none_in_some_rounds() -> None:
+    factories.played(federation(SometimesNone), 2)
 
 
 def test_a_method_may_refuse_momentum() -> None:

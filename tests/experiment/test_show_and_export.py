@@ -202,6 +202,13 @@ def test_show_says_that_a_run_is_being_trained(tmp_path: Path, capsys: pytest.Ca
     assert "local (running)" in out
     assert "after 2 rounds; it is being trained now" in err
     assert "resume" not in err
+    edit_config(tmp_path / "r", f"rounds = {SMALL['rounds']}", "rounds = 9")
+    seen: list[str] = []
+    begun = SimpleNamespace(on_start=lambda run: seen.append(pfedlms.load(tmp_path / "r").summary["status"]))
+    stored = tmp_path / "r" / "summary.json"
+    stored.write_text(stored.read_text().replace('"finished"', '"interrupted"'))
+    pfedlms.resume(tmp_path / "r", callbacks=[begun])
+    assert seen == ["running"]
 
 
 def test_show_prints_the_metrics_of_a_killed_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

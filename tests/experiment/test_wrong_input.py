@@ -158,6 +158,7 @@ STUDIES: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no validation": (pfedlms.sweep, {"by": "v_acc", "rounds": [1, 2]}, "by: got v_acc, but data.validation is 0"),
     "no measure": (pfedlms.sweep, {"by": "acc", "rounds": [1, 2]}, "by: got 'acc', expected one of: p_acc, v_acc"),
     "no shared model": (pfedlms.sweep, {"by": "g_acc", "rounds": [1, 2]}, "local has no shared model"),
+    "one value": (pfedlms.sweep, {"learning_rate": [0.1]}, "sweep: got one value of each setting"),
     "nothing to sweep": (pfedlms.sweep, {}, "sweep: got one value of each setting, expected several of at least one"),
     "wrong value": (pfedlms.sweep, {"learning_rate": [0.1, -1]}, "train.learning_rate: got -1"),
     "mistyped": (pfedlms.sweep, {"learning_rat": [0.1, 0.2]}, "did you mean learning_rate"),

@@ -122,6 +122,9 @@ def test_a_node_ends_where_flower_would_stay_without_a_connection(caplog: pytest
         assert made.should_giveup(OSError(text)) == gives_up
     assert not ended
     made.should_giveup(OSError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate has expired"))
+    busy = RuntimeError("503 Service Unavailable for url https://fl.tls.example/v1/fleet")
+    busy.response = SimpleNamespace(status_code=503)  # type: ignore[attr-defined]
+    made.should_giveup(busy)
     assert ended == [3]
     unknown = RuntimeError("refused")
     unknown.response = SimpleNamespace(status_code=401)  # type: ignore[attr-defined]

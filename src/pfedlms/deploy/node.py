@@ -293,7 +293,5 @@ class Node:
         for name in ("cohort", "ongoing"):
             if values[name] is not None:
                 host = values[name].to(torch.device("cpu"))
-                parts = {field: getattr(host, field) for field in _TENSORS}
-                # Only plain dicts can be read without running what is in the file.
-                values[name] = {field: dict(part) if isinstance(part, dict) else part for field, part in parts.items()}
+                values[name] = {field: getattr(host, field) for field in _TENSORS}
         write_atomically(self.path, lambda file: torch.save({**values, "schema": SCHEMA}, file))

@@ -7,13 +7,14 @@ whether the shared model depends on the cohort.
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache
-from itertools import count
+from itertools import count, pairwise
 from types import FunctionType
 from typing import Any
 
@@ -56,6 +57,8 @@ def guard_method(method: Method, weights: str = "samples") -> Method:
                 raise error.of(method.name, f"{type(exchange).__name__}.{name}")
         if weights == "uniform":
             _count_clients_alike(exchange)
+        if index == 0:
+            _end_round_values(exchange)
         checks = _ExchangeChecks(method, exchange, index == len(method.exchanges) - 1)
         _guard(method, exchange, "client_send", checks.check_send)
         _guard(method, exchange, "in_step", unchanged=0)
@@ -89,6 +92,30 @@ def _count_clients_alike(exchange: Exchange[Any]) -> None:
     object.__setattr__(
         exchange, "server_add", lambda total, ids, samples, values: add(total, ids, [1] * len(ids), values)
     )
+
+
+class _EndedValues(dict[str, Tensor]):
+    """`scratch` or `heard` in the first `client_send` of a round: those of the round before have ended. A default in
+    place of one would be silently wrong, so `get` has none."""
+
+    def __missing__(self, name: str) -> Tensor:
+        raise MethodError(f"got {name!r} of the round before; scratch and heard end with their round, state does not")
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name]
+
+
+def _end_round_values(exchange: Exchange[Any]) -> None:
+    """Let `client_send` raise an error where it asks for a value of the round before."""
+    send = exchange.client_send
+
+    def send_without_last_round(cohort: Cohort, *others: Any) -> tuple[Cohort, Tensors]:
+        after, values = send(replace(cohort, scratch=_EndedValues(), heard=_EndedValues()), *others)
+        parts = ("scratch", "heard") if isinstance(after, Cohort) else ()
+        plain: Any = {part: {} for part in parts if isinstance(getattr(after, part), _EndedValues)}
+        return replace(after, **plain) if plain else after, values
+
+    object.__setattr__(exchange, "client_send", send_without_last_round)
 
 
 @cache
@@ -368,6 +395,16 @@ def _defined_by(kind: type[Objective]) -> list[str]:
     return [name for name in ("gradient", "loss", "after_step") if getattr(kind, name) is not getattr(Objective, name)]
 
 
+@cache
+def _returns_nothing(function: Any) -> bool:
+    """Whether a function has no `return` with a value; one that returns None in some cases has."""
+    if not isinstance(function, FunctionType):
+        return False
+    steps = [(step.opname, step.argval) for step in dis.get_instructions(function)]
+    ends = [before if step[0] == "RETURN_VALUE" else step for before, step in pairwise(steps) if "RETURN" in step[0]]
+    return all(name in ("LOAD_CONST", "RETURN_CONST") and value is None for name, value in ends)
+
+
 def objective_gradient(objective: Objective, params: Tensor) -> Tensor | None:
     """`objective.gradient(params)`, checked, and contiguous, as kernels read it."""
     where = f"{type(objective).__name__}.gradient"
@@ -379,7 +416,7 @@ def objective_gradient(objective: Objective, params: Tensor) -> Tensor | None:
     except RuntimeError as error:  # of torch; some rows of the cohort may come at a time
         raise MethodError(f"{where}: raised {error}; what has a row for each client is PerClient(tensor)") from error
     if gradient is None:
-        if _defined_by(type(objective)) == ["gradient"]:
+        if _defined_by(type(objective)) == ["gradient"] and _returns_nothing(type(objective).gradient):
             raise MethodError(f"{where}: got a NoneType, so this objective changes nothing; return the gradient")
         return None
     _expect_like(where, gradient, params)

@@ -165,8 +165,9 @@ def load_models(stored: RunDirectory, config: Config, problem: Problem, best: bo
         raise RunDirectoryError(f"{directory}: {missing}")
     all_present = len(checkpoint["federation"]["trained"]) == len(checkpoint["samples"])
     config = config.with_cohort_size_of(checkpoint)
-    if config.run.device.startswith("cuda") and not torch.cuda.is_available():  # trained on another machine
-        config = config.with_run(device="cpu")
+    kind, _, number = config.run.device.partition(":")
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():  # trained on another machine
+        config = config.with_run(device="auto")
     federation = None
     if not all_present and (problem.own_pool is not None or config.data.dataset != CUSTOM):
         with suppress(DataError):

@@ -69,10 +69,12 @@ class Run:
         """The content of summary.json; computed from the metrics where the file is missing or older than they are."""
         summary = self._stored.read_summary()
         totals = self.metrics[-1] if self.metrics else {"round": 0, "bytes": asdict(Traffic()), "seconds": 0.0}
-        if summary is not None and summary["rounds"] >= totals["round"]:
-            return summary
-        checkpoint, status = self._stored.load_checkpoint(), "running" if self._stored.is_locked else "interrupted"
-        return summarise(self.config, self.metrics, checkpoint["facts"] if checkpoint else {}, status, totals)
+        if summary is None or summary["rounds"] < totals["round"]:
+            checkpoint = self._stored.load_checkpoint()
+            facts = checkpoint["facts"] if checkpoint else {}
+            summary = summarise(self.config, self.metrics, facts, "interrupted", totals)
+        is_running = summary["status"] == "interrupted" and self._stored.is_locked
+        return {**summary, "status": "running"} if is_running else summary
 
     @property
     def federation(self) -> Federation:

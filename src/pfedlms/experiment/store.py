@@ -15,6 +15,7 @@ import filecmp
 import json
 import os
 import shutil
+import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -86,12 +87,16 @@ class RunDirectory(ExitStack):
 
     def _lock(self) -> None:
         lock = self.enter_context(open(self.path / ".lock", "wb"))  # noqa: SIM115 - until the `with` ends
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RunDirectoryError(
-                f"{self.path}: another process is running here; wait for it or name another out=DIR"
-            ) from error
+        for attempt in range(10):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError as error:
+                if attempt == 9:
+                    raise RunDirectoryError(
+                        f"{self.path}: another process is running here; wait for it or name another out=DIR"
+                    ) from error
+                time.sleep(0.05)  # `is_locked` of another process holds it for a moment
 
     @property
     def is_locked(self) -> bool:

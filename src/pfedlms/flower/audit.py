@@ -57,7 +57,7 @@ def _last_line_hash(log: Any) -> str:
     if is_json(part):  # somebody edited the file and left out the last newline
         log.write(b"\n")
         lines.append(part)
-    else:
+    elif part:
         log.truncate(size - len(part))
     return hashlib.sha256(lines[-1]).hexdigest() if lines else ""
 

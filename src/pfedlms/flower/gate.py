@@ -70,7 +70,7 @@ def register(folder: Path) -> None:
             replaced[before["node"]] = place
     for node in replaced.keys() & nodes - {entry["node"] for entry in places.values()}:
         try:
-            _unregister(folder, replaced[node], node)
+            _unregister(folder, replaced[node], node, nodes)
         except UsageError as error:
             problems.append(str(error))
     _reload(folder)
@@ -106,8 +106,7 @@ def revoke(folder: Path, *named: str) -> None:
     nodes = _registered_nodes(folder)
     for place in sorted(set(map(int, named))):
         node = places.pop(place)["node"]
-        if node in nodes:
-            _unregister(folder, place, node)
+        _unregister(folder, place, node, nodes)
         write_places(folder, places)
         public = folder / "keys" / f"node-{place}.pub"
         if public.exists():  # else the next ./register.sh would let it in again
@@ -155,11 +154,13 @@ def _said(done: subprocess.CompletedProcess[str]) -> str:
     return printable((done.stderr or done.stdout).strip())
 
 
-def _unregister(folder: Path, place: int, node: int) -> None:
+def _unregister(folder: Path, place: int, node: int, registered: Collection[int]) -> None:
     """Revoke a node's key; UsageError if Flower did not, whose exit code is 0 then, too."""
-    done = call_flwr(folder, "supernode", "unregister", str(node), NAME, "--format", "json")
-    if not re.search(r'"success":\s*true', done.stdout):
-        raise UsageError(f"node {node} of place {place} is not revoked: {_said(done)}; is superlink.sh running?")
+    if node in registered:
+        done = call_flwr(folder, "supernode", "unregister", str(node), NAME, "--format", "json")
+        if not re.search(r'"success":\s*true', done.stdout):
+            repeat = f"repeat ./flwr.sh supernode unregister {node} {NAME}, or ./revoke.sh {place}"
+            raise UsageError(f"node {node} of place {place} is not revoked: {_said(done)}; {repeat}")
     audit.append(folder / AUDIT, "revoked", place=place, node=node)
     print(f"node {node} of place {place} is revoked")
 

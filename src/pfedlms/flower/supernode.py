@@ -28,9 +28,10 @@ def end_after_tls_error(make: Callable[[], Any], end: Callable[[int], Any] = os.
         gives_up = invoker.should_giveup
 
         def should_give_up(error: Exception) -> bool:
-            if getattr(getattr(error, "response", None), "status_code", None) == UNKNOWN_KEY:
+            response = getattr(error, "response", None)  # which there is if the connection is fine
+            if getattr(response, "status_code", None) == UNKNOWN_KEY:
                 log.error("pfedlms: the server does not let this node in: its key is not registered, or was revoked")
-            elif any(word in str(error).lower() for word in _WORDS_OF_TLS):
+            elif response is None and any(word in str(error).lower() for word in _WORDS_OF_TLS):
                 log.error("pfedlms: no TLS connection to the server (%s); the node is started again", error)
                 end(TLS_FAILED)
             return bool(gives_up(error))

@@ -92,7 +92,8 @@ class Pull:
                 "strength at least 0, the smoothing above 0"
             )
         levels = self.thresholds.shape[1]
-        rising = levels > 0 and bool((self.thresholds.diff(dim=1) >= 0).all()) and not self.thresholds.isnan().any()
+        tau = self.thresholds
+        rising = levels > 0 and bool((tau[:, 1:] >= tau[:, :-1]).all()) and not tau.isnan().any()
         if not rising or not bool((self.deviations >= 0).all()):
             raise ValueError(
                 "thresholds, deviations: got NaN, no or falling thresholds, or a negative deviation, expected at least "

@@ -91,7 +91,8 @@ def comparison(runs: Sequence[RunLike], swept: Section | None = None) -> Table:
         missing = f"{len(row)} of {len(planned[label])} seeds" if len(row) < len(planned[label]) else ""
         note = "best" if top and label == top.label else missing or (status if status != "finished" else "")
         name = f"{label} ({note})" if note else label
-        records.append({"name": name, "row": label, **({PARTIAL: missing} if missing else {}), **_over_seeds(row)})
+        partial = {PARTIAL: note} if missing or status != "finished" else {}
+        records.append({"name": name, "row": label, **partial, **_over_seeds(row)})
     summaries = [run.summary for run in runs]
     methods = {summary["method"] for summary in summaries}
     reference = next((label for label, row in rows.items() if row[0].summary["method"] == REFERENCE), None)
@@ -113,11 +114,15 @@ def comparison(runs: Sequence[RunLike], swept: Section | None = None) -> Table:
 
 
 def _unnamed_differences(runs: Sequence[RunLike], axes: Iterable[str]) -> list[str]:
-    """Settings of training in which rows differ though their names do not say so, `section.key`."""
+    """Settings of training in which rows differ, `section.key`, without those whose values the names of rows tell: for
+    every method a variant names it, so that the row without it has the default."""
     _, differing = compare_settings([run.settings for run in runs])
-    named = {part.partition("=")[0] for run in runs for part in re.split("[: ]", run.label)}
+    methods, named = {run.summary["method"] for run in runs}, dict[str, set[str]]()
+    for run in runs:
+        for part in re.split("[: ]", run.label):
+            named.setdefault(part.partition("=")[0], set()).add(run.summary["method"])
     keys = dict.fromkeys(key for settings in differing for key in settings if key.startswith("train."))
-    return [key for key in keys if key not in axes and key.partition(".")[2] not in named]
+    return [key for key in keys if key not in axes and named.get(key.partition(".")[2]) != methods]
 
 
 def _over_seeds(runs: Sequence[RunLike]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ if [ "${1:-}" = --rotate ]; then
     mkdir -p keys/old
     for which in "$@"; do
         if [ "$which" = server ]; then private=keys/server-signing.key; else private=keys/node-$which; fi
-        [ -e "$private" ] || { echo "./keys.sh --rotate $which: $private is not on this machine; call it where it is" >&2 && exit 2; }
+        [ -e "$private" ] || { echo "./keys.sh --rotate $which: $private is not on this machine; call it where it is (if it is lost: rm $private.pub and ./keys.sh $which)" >&2 && exit 2; }
         case $which in server) files=(keys/server-signing.key keys/server.pub) ;; *) files=("keys/node-$which" "keys/node-$which.pub") ;; esac
         for file in "${files[@]}"; do [ ! -e "$file" ] || mv "$file" "keys/old/$(basename "$file").$(date -u +%Y%m%dT%H%M%SZ)"; done
     done
@@ -23,7 +23,7 @@ fi
 for which in ${@:-server @NODES@}; do
     if [ "$which" = server ]; then
         if [ -e keys/server.pub ] && [ ! -e keys/server-signing.key ]; then
-            echo "./keys.sh: keys/server.pub is that of the server, on another machine; ./keys.sh K makes the key of a node" >&2 && exit 2
+            echo "./keys.sh: keys/server.pub is that of the server, on another machine; ./keys.sh K makes the key of a node (if its private half is lost: rm keys/server.pub)" >&2 && exit 2
         fi
         [ -e keys/server-signing.key ] || openssl genpkey -algorithm ed25519 -out keys/server-signing.key
         openssl pkey -in keys/server-signing.key -pubout -out keys/server.pub
