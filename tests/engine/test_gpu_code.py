@@ -75,6 +75,12 @@ def test_every_method(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check_against_cpu(dense, monkeypatch, method=method)
 
 
+@pytest.mark.parametrize("method", ["obcsaa", "zsign"])
+def test_answers_that_both_ends_decode(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have the same bits, or a run would end. With equal weights many entries tie."""
+    check_against_cpu(dense, monkeypatch, method=method, downlink="sum", weights="uniform")
+
+
 @pytest.mark.parametrize("method", ["pfedlms", "sketchvote", "scaffold", "stc"])
 def test_sampled_clients_and_lost_messages(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"clients": 8, "participation": 0.75, "lost": 0.2, "quorum": 0.1, "rounds": 4}
