@@ -305,9 +305,9 @@ def number_values(values: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, .
     return numbers.astype(np.int64), tuple(map(str, names.tolist()))
 
 
-def class_numbers(pool: Pool, names: tuple[str, ...]) -> NDArray[np.int64]:
+def class_numbers(pool: Pool, names: tuple[str, ...], warns: bool = False) -> NDArray[np.int64]:
     """The labels of a pool as indices of `names`: by their names, or as numbers if none of them is among `names` and
-    these are no numbers themselves."""
+    these are no numbers themselves, of which it `warns` if asked to."""
     labels = pool.names or tuple(map(str, range(pool.classes)))
     present = [labels[k] for k in np.unique(pool.y)]
     by_name = any(name in names for name in present) or all(name.lstrip("-").isdecimal() for name in names)
@@ -317,7 +317,7 @@ def class_numbers(pool: Pool, names: tuple[str, ...]) -> NDArray[np.int64]:
         shown = repr(unknown[0]) if pool.names else unknown[0]
         or_numbers = "" if by_name else f", or numbers from 0 to {len(names) - 1}"
         raise DataError(f"data: got the class {shown}, expected one of the classes {', '.join(names)}{or_numbers}")
-    if not by_name:
+    if warns and not by_name:
         meant = ", ".join(f"{number} for {name}" for number, name in enumerate(names[:3])) + ", …" * (len(names) > 3)
         warnings.warn(f"data: labels are numbers, in the order of the classes: {meant}", DataWarning, stacklevel=3)
     places: NDArray[np.int64] = np.array([numbers.get(name, 0) for name in labels], dtype=np.int64)[pool.y]

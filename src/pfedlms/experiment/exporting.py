@@ -144,7 +144,7 @@ def _device_data(pool: Pool, like: FederatedData, summary: Mapping[str, Any]) ->
     if not like.classes:
         pool = replace(pool, classes=0)
     elif not pool.tokens:
-        pool = replace(pool, y=class_numbers(pool, names), classes=len(names), names=names)
+        pool = replace(pool, y=class_numbers(pool, names, warns=True), classes=len(names), names=names)
     train = np.arange(len(pool.y))
     x, y = torch.from_numpy(pool.x), torch.from_numpy(pool.y)
     return FederatedData(x, y, (train,), (train,), pool.classes, names=pool.names, tokens=pool.tokens)
