@@ -74,7 +74,9 @@ class STC(Tracked):
 
     Where the paper is silent: the mean is weighted by N_k, as FedAvg's is; of equal magnitudes the first are kept, and
     always max(1, ⌊p n⌋) of them, so that a zero among them is sent as +μ and the residual takes it back; a client's
-    residual loses what it has sent, also if the message is lost; an absent client keeps its residual.
+    residual loses what it has sent, also if the message is lost; an absent client keeps its residual. Unlike the paper,
+    whose server caches partial sums for clients that were absent, they are sent the answers they missed, what changed
+    of w, or w, whichever is fewest bytes.
     """
 
     name = "stc"
