@@ -65,7 +65,8 @@ class NearPrototypes(Objective):
     """The task's loss + λ · mean squared distance of each sample's feature to the prototype of its class.
 
     The distance is that of each sample, as in the authors' code; the paper's is between mean features of the client and
-    of all. A sample whose class has no prototype has distance zero and counts in the mean over the batch, likewise. (A client receives prototypes of all classes that it holds, unless its own message was lost.)
+    of all. A sample whose class has no prototype has distance zero and counts in the mean over the batch, likewise. (A
+    client receives prototypes of all classes that it holds, unless its own message was lost.)
     """
 
     needs_features = True
