@@ -93,7 +93,7 @@ WRONG_CALLS = {
     "two values": (["run", "--learning-rate", ".1", ".2"], ".2: cannot be read as a TOML file of settings"),
     "several values": (["run", "--learning-rate", ".1,.2"], "train.learning_rate: got [0.1, 0.2], expected a number"),
     "several methods": (["run", "--method", "fedavg,ditto"], "several are compared: pfedlms compare"),
-    "nothing to sweep": (["sweep", *OPTIONS], "sweep: got one value of each setting"),
+    "nothing to sweep": (["sweep", *OPTIONS], "sweep: got no setting with several values"),
     "option of one": (["compare", "--method", "fedavg"], "did you mean --methods?"),
     "setting of a method": (["run", "--thresholds", "3"], "did you mean --set method.thresholds=…?"),
     "model of other inputs": (["run", "--set", "model.name=vgg8"], "vgg8 takes images of shape (channels, 32, 32)"),

@@ -226,7 +226,7 @@ def test_the_sweep_command_prints_stores_and_resumes(tmp_path: Path, capsys: pyt
     ("arguments", "message"),
     [
         (["--set", "train.learning_rate=.1,x"], "train.learning_rate: got 'x', expected a number"),
-        (["--learning-rate", ","], "got no run: rows [], values {'train.learning_rate': []}"),
+        (["--learning-rate", ","], "sweep: got no setting with several values"),
     ],
 )
 def test_wrong_sweep_commands_are_refused(

@@ -75,7 +75,7 @@ def refuse_single_values(axes: Mapping[str, Any]) -> None:
     """Refuse a sweep in which no setting has several values: it would train one run without a word."""
     if not any(len(values) > 1 for values in axes.values()):
         raise UsageError(
-            "sweep: got one value of each setting, expected several of at least one: --learning-rate 0.03,0.1, or "
+            "sweep: got no setting with several values, expected at least one, as --learning-rate 0.03,0.1, or "
             "learning_rate=[0.03, 0.1] in Python; compare takes several methods"
         )
 
