@@ -294,6 +294,13 @@ class SometimesNone(Local):
         return Later()
 
 
+class Hasty(Local):
+    name = "hasty"
+
+    def __init__(self, task: Task, settings: Any) -> None:
+        """Without that of its base."""
+
+
 class WritesInitial(Local):
     name = "overwriting"
 
@@ -620,7 +627,12 @@ def test_a_right_method_passes(tracks: bool) -> None:
 
 
 def test_a_gradient_may_be_none_in_some_rounds() -> None:
-    factories.played(federation(SometimesNone), 2)
+    assert factories.played(federation(SometimesNone), 2)
+
+
+def test_a_method_without_its_task_is_refused() -> None:
+    with pytest.raises(MethodError, match=r"method hasty: got no task, .*call super\(\).__init__\(task, settings\)"):
+        federation(Hasty)
 
 
 def test_a_method_may_refuse_momentum() -> None:

@@ -43,6 +43,8 @@ def guard_method(method: Method, weights: str = "samples") -> Method:
     """The method, changed so that its functions and exchanges check what they return; `weights` is `train.weights`."""
     with name_method_in_errors(method):
         refuse_misspelt(type(method), Method, Tracked)
+        if not hasattr(method, "task"):
+            raise MethodError("got no task, expected one of every method; call super().__init__(task, settings)")
         for exchange in method.exchanges:
             refuse_misspelt(type(exchange), Exchange)
     for name, check in {**_CHECKS, "global_model": _once(_check_shared)}.items():
