@@ -326,17 +326,17 @@ class _Battery:
     def unequal_steps(self) -> str:
         options: dict[str, Any] = {"local_epochs": 0.3, "schedule": "step", "decay": 0.5, "decay_every": 1}
         try:
-            one, (state, recorder) = (self._play(cohort_size=size, **options) for size in (1, 0))
+            one, together = (self._play(cohort_size=size, **options) for size in (1, 0))
         except UsageError as error:
             if isinstance(error, MethodError):
                 raise
             return f"not played, because the method refuses train.local_epochs or a schedule: {error}"
-        _expect_same(one, (state, recorder), "cohorts of 1 and of all clients, when clients take unequal steps")
-        better = {"learning_rate": "rate(phase)", "local_steps": "steps_of(samples)"}
+        _expect_same(one, together, "cohorts of 1 and of all clients, when clients take unequal steps")
+        read, better = together[1].read, {"learning_rate": "rate(phase)", "local_steps": "steps_of(samples)"}
         notes = [
             f"it reads task.{name} and never task.{call}, that of one phase or client; is that meant?"
             for name, call in better.items()
-            if name in recorder.read and call.partition("(")[0] not in recorder.read
+            if name in read and call.partition("(")[0] not in read
         ]
         return ". Note: ".join(["clients take unequal numbers of steps, with a schedule of η", *notes])
 

@@ -13,9 +13,8 @@ if [ "${1:-}" = --rotate ]; then
     [ $# -gt 0 ] || { echo "./keys.sh --rotate: expected server or the number of a node" >&2 && exit 2; }
     mkdir -p keys/old
     for which in "$@"; do
-        if [ "$which" = server ]; then private=keys/server-signing.key; else private=keys/node-$which; fi
-        [ -e "$private" ] || { echo "./keys.sh --rotate $which: $private is not on this machine; call it where it is (if it is lost: rm $private.pub and ./keys.sh $which)" >&2 && exit 2; }
         case $which in server) files=(keys/server-signing.key keys/server.pub) ;; *) files=("keys/node-$which" "keys/node-$which.pub") ;; esac
+        [ -e "${files[0]}" ] || { echo "./keys.sh --rotate $which: ${files[0]} is not on this machine; call it where it is (if it is lost: rm -f ${files[1]} and ./keys.sh $which)" >&2 && exit 2; }
         for file in "${files[@]}"; do [ ! -e "$file" ] || mv "$file" "keys/old/$(basename "$file").$(date -u +%Y%m%dT%H%M%SZ)"; done
     done
 fi
